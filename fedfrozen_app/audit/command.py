@@ -25,6 +25,7 @@ from fedfrozen_app.audit.membership_inference import (
     split_scores,
 )
 from fedfrozen_app.config import sentence
+from fedfrozen_app.core.client_order import Numbered
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.terminal import Console
 from fedfrozen_app.core.verbs.verb import TRUST
@@ -118,7 +119,8 @@ def read_settings(overrides: list[str]) -> AuditSettings:
 def took_part(worker: Worker, run: Path) -> list[str]:
     assert worker.shares.partition is not None
     clients = sorted({client for row in read_rows(run) for client in row.get("clients", ())})
-    if not clients or not set(clients) <= set(map(str, range(len(worker.shares.partition.indices)))):
+    known = Numbered(len(worker.shares.partition.indices))
+    if not clients or not all(client in known for client in clients):
         raise UserError(
             f"{run} cannot be audited here: it needs trained rounds, and its clients' rows at hand."
         )
@@ -128,7 +130,7 @@ def took_part(worker: Worker, run: Path) -> list[str]:
 def check_client(worker: Worker, run: Path, client: str) -> None:
     assert worker.shares.partition is not None
     count = len(worker.shares.partition.indices)
-    if client not in map(str, range(count)):
+    if client not in Numbered(count):
         raise UserError(f"{run} has no client {client}: choose one from 0 to {count - 1}.")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedfrozen_app.config import Config, excluded_clients
 from fedfrozen_app.data.federated import Shares, dataset_of, spec_of
+from fedfrozen_app.data.partition_spec import Partition
 from fedfrozen_app.data.sources import prepare
 from fedfrozen_app.data.table import Corpus
 
@@ -36,14 +37,10 @@ def same_rows(config: Config, corpus: Corpus, shares: Shares, *, quick: bool) ->
     if shares.partition is None or not len(corpus.test):
         return None
     left_out = excluded_clients(config)
-    parts = {
-        name: np.asarray(part)
-        for client, (name, part) in enumerate(
-            zip(shares.partition.names, shares.partition.indices, strict=True)
-        )
-        if str(client) not in left_out
-    }
-    index = np.sort(np.concatenate(list(parts.values())))
+    indices = shares.partition.indices
+    excluded = np.isin(indices.owner_of_each, [int(client) for client in left_out])
+    index = np.sort(indices.rows[~excluded].astype(np.int64))
+    parts = {} if quick else _by_client(shares.partition, left_out)
     train: Any
     test: Any
     if corpus.preprocessing is not None:
@@ -68,21 +65,30 @@ def same_rows(config: Config, corpus: Corpus, shares: Shares, *, quick: bool) ->
     return SameRows(corpus.task, train, labels, test, corpus.test.labels.numpy(), len(index))
 
 
+def _by_client(partition: Partition, left_out: Collection[str]) -> dict[str, np.ndarray]:
+    return {
+        name: np.asarray(part)
+        for client, (name, part) in enumerate(zip(partition.names, partition.indices, strict=True))
+        if str(client) not in left_out
+    }
+
+
 def _of_table(
     config: Config, corpus: Corpus, parts: Mapping[str, np.ndarray], index: np.ndarray, *, quick: bool
 ) -> SameRows | None:
     """Numbers and one 0 or 1 for each level, as the run's preprocessing has them."""
     assert corpus.preprocessing is not None
-    train, test = (
-        table_cells(table.inputs, corpus.preprocessing.levels) for table in (corpus.train, corpus.test)
-    )
+    levels, inputs = corpus.preprocessing.levels, corpus.train.inputs
+    width = inputs["numbers"].shape[1] + sum(levels)
     labels = corpus.train.labels.numpy()
-    chosen = few(index, train.shape[1], config) if quick else index
+    chosen = few(index, width, config) if quick else index
     if len(np.unique(labels[chosen], axis=0)) < 2:
         return None
     sites = {} if quick else {name: np.searchsorted(index, np.sort(part)) for name, part in parts.items()}
     tested = corpus.test.labels.numpy()
-    return SameRows(corpus.task, train[chosen], labels[chosen], test, tested, len(index), sites)
+    train = table_cells({name: value[chosen] for name, value in inputs.items()}, levels)
+    test = table_cells(corpus.test.inputs, levels)
+    return SameRows(corpus.task, train, labels[chosen], test, tested, len(index), sites)
 
 
 def table_cells(inputs: Mapping[str, Tensor], levels: Sequence[int]) -> np.ndarray:

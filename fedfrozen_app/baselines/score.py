@@ -28,7 +28,7 @@ def quick_baseline(config: Config, corpus: Corpus, shares: Shares) -> dict[str, 
     """The best of the quick ones; None where there is none, or too much to read for one."""
     if shares.partition is None or corpus.task not in BASELINES:
         return None
-    index = np.sort(np.concatenate([np.asarray(part) for part in shares.partition.indices]))
+    index = np.sort(shares.partition.indices.rows.astype(np.int64))
     asked = repr((config.dataset, config.baseline)).encode()
     key = hashlib.sha256(asked + index.tobytes()).hexdigest()
     if key not in _last:

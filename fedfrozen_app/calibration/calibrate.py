@@ -84,10 +84,7 @@ def columns_of(worker: Worker, labels: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     parts = worker.shares.partition
     if worker.shares.test and parts is not None:
-        clients = np.full(len(labels), "", dtype=object)
-        for number, rows in enumerate(worker.shares.test):
-            clients[rows] = parts.names[number]
-        found[CLIENT] = clients
+        found[CLIENT] = worker.shares.test_clients(len(labels), "")
     if worker.task.target.has_classes:
         found[CLASS] = np.array(worker.corpus.classes, dtype=object)[labels.astype(np.int64)]
     return found | {name: np.asarray(values) for name, values in subgroup_columns(worker).items()}

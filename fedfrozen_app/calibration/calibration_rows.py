@@ -9,6 +9,7 @@ import torch
 
 from fedfrozen_app.config import Config, excluded_clients
 from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.quantiles import LISTED
 from fedfrozen_app.core.seeds import numpy_generator
 from fedfrozen_app.local.worker import Worker
 
@@ -50,7 +51,9 @@ def parts_of(worker: Worker, source: str) -> list[Part]:
         rows = {"server": torch.from_numpy(worker.data.shares.validation)}
     else:
         parts, left_out = worker.shares.partition, excluded_clients(worker.config)
-        names = [str(number) for number in range(0 if parts is None else len(parts.indices))]
+        count = 0 if parts is None else len(parts.indices)
+        shown = np.linspace(0, count - 1, min(count, LISTED)).round().astype(int)  # all, up to so many
+        names = [str(number) for number in shown]
         rows = {name: worker.rows(name).validation for name in names if name not in left_out}
     rows = {name: own for name, own in rows.items() if len(own)}
     if not rows:

@@ -38,7 +38,17 @@ class Table:
 
     def people(self) -> np.ndarray:
         """(cells,) of people."""
+        return self._people
+
+    @cached_property
+    def _people(self) -> np.ndarray:
         return np.bincount(self.cell, minlength=self.size)
+
+    @cached_property
+    def _by_cell(self) -> tuple[np.ndarray, np.ndarray]:
+        """(cell, person) of each line, by cell."""
+        order = np.argsort(self.cell, kind="stable")
+        return self.cell[order], self.person[order]
 
     def rows(self) -> np.ndarray:
         """(cells,) of rows."""
@@ -46,7 +56,9 @@ class Table:
 
     def people_within(self, low: int, high: int) -> int:
         """In any of the cells from `low` on and before `high`; each person once."""
-        return len(np.unique(self.person[(self.cell >= low) & (self.cell < high)]))
+        cells, people = self._by_cell  # many parts of a table are asked for
+        first, last = np.searchsorted(cells, (low, high))
+        return len(np.unique(people[first:last]))
 
     @cached_property
     def total_people(self) -> int:

@@ -8,7 +8,7 @@ of its own: those of a run in which all that it is given is new to it.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from fedfrozen_app.adapters.merged_deltas import is_merged_delta
 from fedfrozen_app.commands.step_memory import Measured, StepMemory
 from fedfrozen_app.config import Config
+from fedfrozen_app.core.client_order import Numbered
 from fedfrozen_app.data.federated import input_shape, load_corpus, share_out
 from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.exchange.count import bytes_by_role, count_parameters
@@ -94,7 +95,7 @@ def forecast(config: Config, ground: Ground | None = None) -> Forecast:
     """`ground`, where it is known, spares reading the data."""
     ground = ground or ground_of(config)
     strategy = outlined(config, ground)
-    clients = [str(number) for number in range(ground.clients)]
+    clients = Numbered(ground.clients)
     found = walk(strategy, config.num_rounds, clients, strategy.federation.connection.roles)
     if config.pacing.name != "synchronous":
         found.undecided = f"{found.undecided} {AS_SYNCHRONOUS}".strip()
@@ -122,7 +123,9 @@ def outline(config: Config, shape: InputShape) -> tuple[dict[str, Tensor], dict[
     return {k: v for k, v in parameters_of(model).items() if k not in fixed}, roles_of(model)
 
 
-def walk(strategy: PlannedFedAvg, num_rounds: int, clients: list[str], roles: Mapping[str, Role]) -> Forecast:
+def walk(
+    strategy: PlannedFedAvg, num_rounds: int, clients: Sequence[str], roles: Mapping[str, Role]
+) -> Forecast:
     """Go through the rounds as the server and its ledger would."""
     arrays, seed = strategy.model, strategy.federation.seed
     stages: list[Stage] = []

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -17,6 +18,8 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fedfrozen_app.config import Config
+from fedfrozen_app.core.client_order import Numbered
+from fedfrozen_app.core.quantiles import LISTED
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.exchange.train_request import TrainRequest
@@ -194,8 +197,9 @@ def measure(config: Config, strategy: PlannedFedAvg, steps: int = STEPS) -> Meas
     worker = Worker(short, corpus, shares=shares)
     on_gpu = worker.device.type == "cuda"
     request = TrainRequest(1, strategy.client_plan(1), {})
-    names = [str(number) for number in range(len(shares.partition.indices))]
-    client = max(names, key=lambda name: len(worker.rows(name).train))
+    names = Numbered(len(shares.partition.indices))
+    largest = np.argsort(-shares.partition.indices.sizes, kind="stable")[:LISTED]  # of all their rows
+    client = max((names[place] for place in sorted(largest)), key=lambda name: len(worker.rows(name).train))
     start = Start(dict(worker.parameters), request.plan.trained)
     eager_steps(worker, client, request, start)  # what happens once only is not timed
     worker.config = replace(short, client=replace(short.client, local_steps=steps))

@@ -10,7 +10,17 @@ ENTITY_KINDS = ("conll", "brat", "i2b2")
 TEXT_KINDS = ("text", *ENTITY_KINDS, "mimic", "synthetic", "omop", "instructions", *MIXED_KINDS)
 MADE_KINDS = ("digits", "digit_words", "synthetic")  # nothing is read from a path
 LABEL_KINDS = ("text", "table", "instructions", *MIXED_KINDS)
-SPLIT_KINDS = ("text", "table", "images", "dicom", "nifti", "instructions", *ENTITY_KINDS, *MIXED_KINDS)
+SPLIT_KINDS = (
+    "text",
+    "table",
+    "arrays",
+    "images",
+    "dicom",
+    "nifti",
+    "instructions",
+    *ENTITY_KINDS,
+    *MIXED_KINDS,
+)
 TRANSFORMERS = ("config", "checkpoint", "hub")  # values of model.source
 
 

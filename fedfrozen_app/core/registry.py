@@ -114,6 +114,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
     # By dataset.kind: a callable from a DatasetSpec to the rows found.
     "datasets": {
+        "arrays": "fedfrozen_app.data.sources.arrays:read_arrays",
         "digits": "fedfrozen_app.data.sources.digits:read_digits",
         "digit_words": "fedfrozen_app.data.sources.digits:read_digits",
         "images": "fedfrozen_app.data.sources.masks:read_pictures",

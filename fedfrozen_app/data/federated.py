@@ -1,6 +1,6 @@
 """One corpus as a federation sees it: what the server keeps, and which rows each client has."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,8 @@ from fedfrozen_app.data.partition_columns import FILE_COLUMN, grouping_column
 from fedfrozen_app.data.partition_file import read_clients
 from fedfrozen_app.data.partition_spec import DRAWN, Partition, PartitionSpec, spread
 from fedfrozen_app.data.preprocessing import check_noise, preprocessing_from
-from fedfrozen_app.data.sources import DatasetSpec, Prepared, decode, prepare, undecoded
+from fedfrozen_app.data.row_lists import RowLists, distinct, row_lists
+from fedfrozen_app.data.sources import DatasetSpec, Prepared, decode, prepare, read_ready, undecoded
 from fedfrozen_app.data.table import Corpus, InputShape, Novel, TextReading
 from fedfrozen_app.data.text_reading import USUAL, choose_reading, texts_of, tokenizer_for
 from fedfrozen_app.tasks.target import NOTHING
@@ -49,7 +50,15 @@ class Shares:
 
     validation: np.ndarray
     partition: Partition | None = None
-    test: tuple[np.ndarray, ...] = ()  # rows of the test table by client, in its train rows' proportions
+    test: Sequence[np.ndarray] = ()  # rows of the test table by client, in its train rows' proportions
+
+    def test_clients(self, rows: int, nobody: str) -> np.ndarray:
+        """The name of each test row's client, or `nobody`."""
+        found = np.full(rows, nobody, dtype=object)
+        if self.partition is not None and len(self.test):
+            names, dealt = np.array(list(self.partition.names), dtype=object), row_lists(self.test)
+            found[dealt.rows] = names[dealt.owner_of_each]
+        return found
 
 
 def load_corpus(
@@ -80,6 +89,8 @@ def load_corpus(
     spec = spec_of(dataset, path, config)
     if config.privacy.name != "none" and not site and spec.statistics is not None:
         check_noise(spec.statistics)
+    if (ready := read_ready(spec, classes)) is not None:
+        return _checked(ready, config, classes)
     agreed = None if classes is None else data_spec.get("target", NOTHING)
     rows = prepare(spec, classes, agreed)
     if rows.reads == "texts":
@@ -94,6 +105,12 @@ def load_corpus(
     corpus = replace(corpus, reading=reading, rows=kept)
     if is_server and not len(corpus.test):
         corpus = _all_rows_as_test(corpus, config)
+    return _checked(corpus, config, classes)
+
+
+def _checked(corpus: Corpus, config: Config, classes: tuple[str, ...] | None) -> Corpus:
+    """The same with novel classes held back; a `UserError` where a run could not use it."""
+    dataset = config.dataset
     if dataset.novel:
         corpus = hold_back(corpus, dataset.novel, deployed=config.runtime.name == "deployed")
     check_pictures(corpus, dataset.augment)
@@ -159,13 +176,13 @@ def share_out(corpus: Corpus, config: Config, num_clients: int | None) -> Shares
     if num_clients is None and spec.name in DRAWN:
         num_clients = DEFAULT_CLIENTS
     # Units are dealt: a row each, or all rows of a patient or a document.
-    units, first = np.unique(corpus.units[rest], return_index=True)
+    units, first, places = distinct(corpus.units[rest])
     columns = {name: values[rest[first]] for name, values in corpus.columns.items()}
     if spec.name == "file":
         columns[FILE_COLUMN] = _file_clients(corpus, config)[rest[first]]
     strata = corpus.strata[rest[first]]
     parts = partition(strata, columns, spec, num_clients, config.seed, corpus.stratum_names)
-    indices = tuple(rest[np.isin(corpus.units[rest], units[index])] for index in parts.indices)
+    indices = RowLists.of_owners(parts.indices.owners(len(units))[places], len(parts.indices), rest)
     note = parts.note
     if len(units) < len(rest):
         note = note.replace(" examples", " documents or patients").removesuffix(".")
@@ -218,9 +235,7 @@ def _split_units(
     """(train, validation) rows; a unit's rows stay on one side."""
     if not fraction:
         return rows, rows[:0]
-    strata = np.zeros(corpus.units.max() + 1, dtype=np.int64)  # of each unit
-    strata[corpus.units] = corpus.strata
-    _, held = split_validation(np.unique(corpus.units[rows]), strata, fraction, key)
+    _, held = split_validation(np.unique(corpus.units[rows]), corpus.unit_strata, fraction, key)
     chosen = np.isin(corpus.units[rows], held)
     return rows[~chosen], rows[chosen]
 

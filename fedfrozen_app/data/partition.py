@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from fedfrozen_app.core.client_order import Numbered
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.data import partition_rules as rules
@@ -14,6 +15,7 @@ from fedfrozen_app.data.partition_columns import by_column
 from fedfrozen_app.data.partition_draws import DIRICHLET_STREAM, RULES_STREAM, dirichlet, iid
 from fedfrozen_app.data.partition_like import like, read_census
 from fedfrozen_app.data.partition_spec import DRAWN, NAMES, Partition, PartitionSpec, client_sizes
+from fedfrozen_app.data.row_lists import RowLists
 
 
 def partition(
@@ -37,16 +39,14 @@ def partition(
         return by_column(labels, columns, spec, num_clients, seed)
 
     count = _checked_count(num_clients, spec.min_size, len(labels))
-    names = tuple(str(client) for client in range(count))
+    names = Numbered(count)
     indices, remark = _drawn(labels, count, spec, seed)
     if spec.noise:
         remark += f", with noise up to {spec.noise:g} of the pixels' range"
     return Partition(indices, f"{remark}: {client_sizes(indices)}.", names)
 
 
-def _drawn(
-    labels: np.ndarray, count: int, spec: PartitionSpec, seed: int
-) -> tuple[tuple[np.ndarray, ...], str]:
+def _drawn(labels: np.ndarray, count: int, spec: PartitionSpec, seed: int) -> tuple[RowLists, str]:
     """Rows per client, and what was done in words."""
     if spec.name in ("iid", "noise"):
         return iid(len(labels), count, seed), "IID"
@@ -66,13 +66,14 @@ def _drawn(
         clients, remark = rules.by_shards(labels, count, spec.shards, rng)
     else:
         clients, remark = rules.by_quantity(len(labels), count, spec.alpha, spec.min_size, rng)
-    smallest = min(len(rows) for rows in clients)
+    dealt = RowLists.of(clients).sorted()
+    smallest = int(dealt.sizes.min())
     if smallest < spec.min_size:
         raise UserError(
             f"partition={spec.name} leaves a client with {counted(smallest, 'row')}, fewer than "
             f"partition.min_size={spec.min_size}: set that to {smallest} or less, or use fewer clients."
         )
-    return tuple(np.sort(rows) for rows in clients), remark
+    return dealt, remark
 
 
 def _like(
@@ -91,7 +92,7 @@ def _like(
             f"partition=like leaves {short[0]} with fewer rows than partition.min_size={spec.min_size}: take "
             "a larger data set, or one with more rows of the census's classes, or set that lower."
         )
-    indices = tuple(np.sort(rows) for rows in clients)
+    indices = RowLists.of(clients).sorted()
     return Partition(indices, f"{remark}: {client_sizes(indices)}.", names)
 
 

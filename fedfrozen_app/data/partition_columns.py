@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.partition_draws import DIRICHLET_STREAM, dirichlet
 from fedfrozen_app.data.partition_spec import DRAWN, Partition, PartitionSpec, client_sizes
+from fedfrozen_app.data.row_lists import RowLists, distinct
 
 FILE_COLUMN = "client of the file"  # among the columns, where a file names each row's client
 
@@ -30,36 +31,43 @@ def by_column(
     if spec.clients_per_domain < 1:
         raise UserError(f"partition.clients_per_domain={spec.clients_per_domain} must be at least 1.")
     column = _column_name(columns, spec)
-    groups = _groups(columns[column], column)
+    values, owners = groups_of(columns[column], column)
     per_group = spec.clients_per_domain if spec.name == "domain" else 1
-    total = len(groups) * per_group
+    total = len(values) * per_group
     if num_clients is not None and num_clients != total:
         several = f" with {per_group} clients each" if per_group > 1 else ""
         what = "the file" if spec.name == "file" else f"column {column!r}"
         raise UserError(
             f"num_clients={num_clients} does not fit partition={spec.name}: {what} has "
-            f"{len(groups)} values{several}, so set num_clients={total} or leave it null."
+            f"{len(values)} values{several}, so set num_clients={total} or leave it null."
         )
 
     note = f"One client per value of {column!r}" if spec.name != "file" else "As the file says"
-    indices: list[np.ndarray] = []
-    names: list[str] = []
-    if per_group == 1:
-        names, indices = list(groups), list(groups.values())
-    else:
+    names, indices = values, RowLists.of_owners(owners, len(values))
+    if per_group > 1:
         note = f"{per_group} clients per value of {column!r}"
-        for number, (value, rows) in enumerate(groups.items()):
-            _checked_domain(value, len(rows), spec)
-            parts, remark = dirichlet(labels[rows], per_group, spec, (seed, DIRICHLET_STREAM, number))
-            note += f"; {value}: {remark}"
-            indices += [rows[part] for part in parts]
-            names += [f"{value}/{part}" for part in range(per_group)]
-    small = [name for name, rows in zip(names, indices, strict=True) if len(rows) < spec.min_size]
+        indices, names, remarks = _divided(labels, values, indices, spec, seed)
+        note += remarks
+    small = np.flatnonzero(indices.sizes < spec.min_size)
     note += f": {client_sizes(indices)}"
-    if small:
-        shown = ", ".join(small[:5]) + (", ..." if len(small) > 5 else "")
+    if len(small):
+        shown = ", ".join(names[number] for number in small[:5]) + (", ..." if len(small) > 5 else "")
         note += f"; kept {len(small)} with fewer than {spec.min_size} ({shown})"
-    return Partition(tuple(indices), note + ".", tuple(names))
+    return Partition(indices, note + ".", names)
+
+
+def _divided(
+    labels: np.ndarray, values: Sequence[str], groups: RowLists, spec: PartitionSpec, seed: int
+) -> tuple[RowLists, tuple[str, ...], str]:
+    """Several clients for each value: their rows, their names, and what was done in words."""
+    per_group, indices, names, remarks = spec.clients_per_domain, [], [], ""
+    for number, (value, rows) in enumerate(zip(values, groups, strict=True)):
+        _checked_domain(value, len(rows), spec)
+        parts, remark = dirichlet(labels[rows], per_group, spec, (seed, DIRICHLET_STREAM, number))
+        remarks += f"; {value}: {remark}"
+        indices += [rows[part] for part in parts]
+        names += [f"{value}/{part}" for part in range(per_group)]
+    return RowLists.of(indices), tuple(names), remarks
 
 
 def _checked_domain(value: str, rows: int, spec: PartitionSpec) -> None:
@@ -93,14 +101,18 @@ def _column_name(columns: Mapping[str, np.ndarray], spec: PartitionSpec) -> str:
     raise UserError(f"partition={spec.name} needs partition.column: the data set has the columns {have}.")
 
 
-def _groups(values: np.ndarray, column: str) -> dict[str, np.ndarray]:
-    missing = sum(value is None or value == "" for value in values.tolist())
+def groups_of(values: np.ndarray, column: str) -> tuple[tuple[str, ...], np.ndarray]:
+    """The values of a column in order, and for each row the number of its value among them."""
+    if values.dtype.kind in "iu":
+        found, _, numbers = distinct(values)
+        return tuple(map(str, found.tolist())), numbers
+    cells = values.tolist()
+    missing = sum(value is None or value == "" for value in cells)
     if missing:
         raise UserError(
             f"{missing} train rows have no value in column {column!r}: fill them in or set "
             "partition.column to a complete column."
         )
-    groups: dict[Any, list[int]] = {}
-    for row, value in enumerate(values.tolist()):
-        groups.setdefault(value, []).append(row)
-    return {str(value): np.array(groups[value]) for value in sorted(groups)}
+    places: dict[Any, int] = {value: place for place, value in enumerate(sorted(set(cells)))}
+    owners = np.fromiter((places[value] for value in cells), dtype=np.int64, count=len(cells))
+    return tuple(map(str, places)), owners

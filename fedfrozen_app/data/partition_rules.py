@@ -11,6 +11,7 @@ import numpy as np
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted
+from fedfrozen_app.data.row_lists import RowLists
 
 Dealt = tuple[list[np.ndarray], str]
 
@@ -33,11 +34,12 @@ def by_labels(labels: np.ndarray, count: int, per_client: int, rng: np.random.Ge
             f"classes: set partition.labels to {-(-len(classes) // count)} or more, or use more clients."
         )
     holders: list[list[int]] = [[] for _ in classes]
+    used = np.zeros(len(classes), dtype=np.int64)
     for client in rng.permutation(count):
         # The classes that fewest have so far; which of those that are equal, is drawn.
-        used = np.array([len(own) for own in holders])
         for number in np.lexsort((rng.random(len(classes)), used))[:per_client]:
             holders[number].append(int(client))
+            used[number] += 1
     clients: list[list[np.ndarray]] = [[] for _ in range(count)]
     for number, (own, size) in enumerate(zip(holders, sizes, strict=True)):
         if size < len(own):
@@ -129,8 +131,7 @@ def whole(shares: np.ndarray, total: int) -> np.ndarray:
     """Whole numbers in these shares, with this sum: the largest remainders are rounded up."""
     exact = shares * total
     counts = np.floor(exact).astype(np.int64)
-    for number in np.argsort(counts - exact, kind="stable")[: total - counts.sum()]:
-        counts[number] += 1
+    counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
     return counts
 
 
@@ -170,3 +171,12 @@ def label_entropy(clients: Sequence[np.ndarray], labels: np.ndarray) -> float:
             shares = np.unique(labels[rows], return_counts=True)[1] / len(rows)
             found.append(float(-(shares * np.log(shares)).sum()))
     return sum(found) / len(found)
+
+
+def entropy_of(clients: RowLists, labels: np.ndarray) -> float:
+    """The same of very many clients."""
+    classes, numbers = np.unique(labels, return_inverse=True)
+    counts = clients.counts(numbers, len(classes))
+    counts = counts[counts.sum(axis=1) > 0]
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    return float(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=1).mean())

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from fedfrozen_app.core.formatting import counted
+from fedfrozen_app.data.row_lists import RowLists, row_lists
 
 DRAWN = ("dirichlet", "iid", "labels", "shards", "quantity", "noise")  # for any number of clients
 NAMES = (*DRAWN, "natural", "domain", "file", "like")
@@ -33,15 +32,18 @@ class PartitionSpec:
 class Partition:
     """Train row numbers per client, sorted; together every row exactly once (with `like`: or never)."""
 
-    indices: tuple[np.ndarray, ...]
+    indices: RowLists
     note: str
-    names: tuple[str, ...]
+    names: Sequence[str]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "indices", row_lists(self.indices))
 
 
-def client_sizes(indices: Sequence[np.ndarray]) -> str:
+def client_sizes(indices: RowLists) -> str:
     return f"{counted(len(indices), 'client')} with {spread(indices)} examples"
 
 
-def spread(indices: Sequence[np.ndarray]) -> str:
-    sizes = [len(rows) for rows in indices]
-    return f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+def spread(indices: RowLists) -> str:
+    fewest, most = indices.sizes.min(), indices.sizes.max()
+    return f"{fewest}" if fewest == most else f"{fewest} to {most}"

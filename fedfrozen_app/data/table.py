@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,13 @@ class Corpus:
     def every_class(self) -> tuple[str, ...]:
         """Those of the labels of all train rows."""
         return self.classes + (self.novel.classes if self.novel else ())
+
+    @cached_property
+    def unit_strata(self) -> np.ndarray:
+        """The label mix of each unit, by the unit's number."""
+        found = np.zeros(self.units.max() + 1, dtype=np.int64)
+        found[self.units] = self.strata
+        return found
 
     def spec(self) -> dict[str, Any]:
         """What every client must agree on to read its data as the others do."""

@@ -1,6 +1,10 @@
 """The server's record of which arrays each client has confirmed, so that only what it lacks is sent."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
+
+LISTED = 1000  # clients; of more each set, which a round's cohort shares, is written once
+SETS = "sets of many clients"  # no client has such a name: it is no partition number and no site's
 
 
 class Ledger:
@@ -40,10 +44,19 @@ class Ledger:
         """The client holds exactly these: its newest base, so the record stays one model long."""
         self._held[client] = self._confirmed[client] = frozenset(digests)
 
-    def state_dict(self) -> dict[str, list[str]]:
-        """What this run has brought: a client says by itself what else it holds."""
-        return {client: sorted(held) for client, held in self._confirmed.items()}
+    def state_dict(self) -> dict[str, Any]:
+        """What this run has brought: a client says by itself what else it holds. Of many clients by
+        set."""
+        if len(self._confirmed) <= LISTED:
+            return {client: sorted(held) for client, held in self._confirmed.items()}
+        places = {held: place for place, held in enumerate(dict.fromkeys(self._confirmed.values()))}
+        by_set: list[list[str]] = [[] for _ in places]
+        for client, held in self._confirmed.items():
+            by_set[places[held]].append(client)
+        return {SETS: [[sorted(held), by_set[place]] for held, place in places.items()]}
 
-    def load_state_dict(self, state: Mapping[str, list[str]]) -> None:
-        self._held = {client: frozenset(held) for client, held in state.items()}
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._held = {client: frozenset(held) for client, held in state.items() if client != SETS}
+        for held, clients in state.get(SETS, ()):
+            self._held |= dict.fromkeys(clients, frozenset(held))
         self._confirmed = dict(self._held)

@@ -5,6 +5,7 @@ A checkpoint is a folder `checkpoints/N`, written beside and then renamed, so th
     model.safetensors     the full global model after round N
     clients.safetensors   what clients keep for themselves, as CLIENT/NAME (only where they keep something)
     strategy.safetensors  what the server keeps beside the model, as OWNER/NAME (only where it does)
+                          of very many clients: client_states/ of the run has it (client_segments.py)
     state.json            round, configuration, the round's row, ledger, the hooks' state, and digests of all
 
 No generator has a position to save: every draw is seeded by its purpose and round (see seeds.py).
@@ -46,6 +47,7 @@ class Checkpoint:
     clients: "dict[str, dict[str, Tensor]]" = field(default_factory=dict)
     strategy: "dict[str, Tensor]" = field(default_factory=dict)  # by OWNER/NAME
     metadata: dict[str, str] = field(default_factory=dict)  # of the model's header
+    segments: dict[str, str] = field(default_factory=dict)  # of client_states/, in place of `clients`
 
 
 def write(checkpoint: Checkpoint, folder: Path, keep: int, rollback: Collection[int | None] = ()) -> Path:
@@ -72,6 +74,8 @@ def write(checkpoint: Checkpoint, folder: Path, keep: int, rollback: Collection[
             "ledger": checkpoint.ledger,
             "hooks": checkpoint.hooks,
         }
+        if checkpoint.segments:
+            state["client_segments"] = checkpoint.segments
         (part / "state.json").write_text(sealed(state, *sorted(part.iterdir())))
         for path in part.iterdir():
             flush(path)
@@ -82,6 +86,15 @@ def write(checkpoint: Checkpoint, folder: Path, keep: int, rollback: Collection[
         if number not in rollback:
             shutil.rmtree(folder / str(number))
     return target
+
+
+def segments_of(folder: Path) -> dict[str, str]:
+    """The segments that the checkpoint in this folder names; none where it cannot be read."""
+    try:
+        found: dict[str, str] = unsealed(folder / "state.json", alone=True).get("client_segments", {})
+    except DAMAGED:
+        return {}
+    return found
 
 
 def last_before(folder: Path, server_round: int) -> int | None:
@@ -112,6 +125,7 @@ def read(folder: Path) -> Checkpoint:
             clients=clients,
             strategy=load_file(strategy_file) if strategy_file.exists() else {},
             metadata=metadata,
+            segments=state.get("client_segments", {}),
         )
     except (SafetensorError, *DAMAGED) as error:
         raise UserError(
@@ -191,7 +205,7 @@ def newest_state(run: Path) -> dict[str, Any] | None:
 def check_private(start: Checkpoint, *, in_process: bool) -> None:
     """Only runs in one process or on Ray write clients' private arrays into checkpoints, and only they can
     restore them."""
-    if start.hooks.get("private") and not (start.clients and in_process):
+    if start.hooks.get("private") and not ((start.clients or start.segments) and in_process):
         raise UserError(
             "Clients of this run keep parts of the model, and Flower forgets those when a run ends: go on "
             "with runtime=inprocess if the run began there, or else start again."

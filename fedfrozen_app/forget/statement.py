@@ -8,7 +8,7 @@ from fedfrozen_app.config import Config
 from fedfrozen_app.config.needs import PICTURE_KINDS
 from fedfrozen_app.core.signing import Private, sign_file
 from fedfrozen_app.exchange.strict import hash_of
-from fedfrozen_app.files import checkpoint, disk, status
+from fedfrozen_app.files import checkpoint, client_segments, disk, status
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.files.folder_manifest import file_digest
 from fedfrozen_app.files.rows import first_rounds, read_rows
@@ -76,4 +76,5 @@ def still_holding(rollback: Rollback) -> list[str]:
         found.append(best)
     for folder in ("checkpoints", "uploads"):
         found += [run / folder / str(n) for n in checkpoint.numbers(run / folder) if n >= first]
+    found.append(run / client_segments.FOLDER)
     return [str(path.relative_to(run)) for path in found if path.exists()]

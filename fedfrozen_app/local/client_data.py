@@ -14,6 +14,8 @@ from fedfrozen_app.data.preprocessing import rescaled
 from fedfrozen_app.data.table import Corpus, Table
 from fedfrozen_app.models.task import Inputs
 
+KEPT_CLIENTS = 20_000  # whose row numbers are kept from round to round
+
 
 @dataclass(frozen=True)
 class ClientData:
@@ -35,6 +37,9 @@ class ClientData:
     def rows(self, client: str) -> ClientRows:
         """A client's row numbers, on the host: batches are drawn there and sent to the device together."""
         if client not in self._rows:
+            if len(self._rows) >= KEPT_CLIENTS:  # of very many, those of the last rounds
+                for old in list(self._rows)[: KEPT_CLIENTS // 2]:
+                    del self._rows[old]
             parts = self.shares.partition
             rows = np.arange(len(self.train_table)) if parts is None else parts.indices[int(client)]
             # A site's rows are its own choice: the server's seed does not decide which it holds out.

@@ -10,6 +10,8 @@ import numpy as np
 from fedfrozen_app.census.fairness_groups import Found, evaluate_groups
 from fedfrozen_app.census.fairness_scores import Predictions
 from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.quantiles import quantiles
+from fedfrozen_app.data.row_lists import row_lists
 from fedfrozen_app.data.table import Table
 
 if TYPE_CHECKING:
@@ -39,6 +41,22 @@ def groups_of_table(
     predictions = Predictions(probabilities, labels, people[rows])
     own = {name: values[rows].tolist() for name, values in columns.items()}
     return evaluate_groups(predictions, own, worker.corpus.classes, dataset.subgroup_floor, times)
+
+
+def client_bands(worker: Worker) -> dict[str, Any]:
+    """Over the clients with test rows, of the loaded model: quantiles of their accuracy and their rows."""
+    dealt, table = row_lists(worker.shares.test), worker.data.test_table
+    if table.labels.ndim > 1 or not len(dealt.rows):
+        return {}
+    _, predictions = worker.task.predict(table, worker.task.rows_at_once(table))
+    right = (predictions.cpu() == table.labels.cpu()).numpy()
+    sizes, having = dealt.sizes, dealt.sizes > 0
+    hits = np.bincount(dealt.owner_of_each, weights=right[dealt.rows], minlength=len(dealt))
+    return {
+        "clients": int(having.sum()),
+        "accuracy": quantiles(hits[having] / sizes[having]),
+        "test_rows": quantiles(sizes[having]),
+    }
 
 
 def subgroup_columns(worker: Worker) -> dict[str, Any]:

@@ -1,16 +1,36 @@
 """The units that differential privacy protects (example, document, patient), and how they are sampled."""
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedfrozen_app.config import Config
 from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.data.partition_spec import Partition
 from fedfrozen_app.privacy.coverage import noise_in_sum
 
 if TYPE_CHECKING:
     from fedfrozen_app.local.worker import Worker
+
+
+class UnitOwners:
+    """Which units have rows at more than one client: found once for all clients."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, frozenset[Any]] = {}
+
+    def several(self, parts: Partition, column: str, values: np.ndarray) -> frozenset[Any]:
+        if column not in self._found:
+            first: dict[Any, int] = {}
+            owners, names = parts.indices.owner_of_each.tolist(), values[parts.indices.rows].tolist()
+            several = {
+                name
+                for owner, name in zip(owners, names, strict=True)
+                if first.setdefault(name, owner) != owner
+            }
+            self._found[column] = frozenset(several)
+        return self._found[column]
 
 
 def sampling(config: Config, declared: int) -> tuple[float, int]:
@@ -42,8 +62,8 @@ def units_of(worker: "Worker", client: str) -> list[np.ndarray]:
             f"cannot cover its {privacy.unit}: fill the column, or leave such rows out."
         )
     parts = worker.shares.partition
-    elsewhere = [] if parts is None else [part for n, part in enumerate(parts.indices) if str(n) != client]
-    if shared := sorted(set(names) & {name for part in elsewhere for name in values[part]}):
+    several = frozenset() if parts is None else worker.kept.for_run(UnitOwners).several(parts, column, values)
+    if shared := sorted(set(names) & several):
         raise UserError(
             f"The {privacy.unit} {shared[0]} has rows at client {client} and at another, so no client's "
             f"epsilon would cover it: partition the data by it (partition=natural partition.column={column})."

@@ -5,6 +5,7 @@ next one at once, so that clients of unequal size leave few slots idle.
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -53,13 +54,34 @@ def assign_slots(counts: Sequence[int], slots: int) -> list[SlotAssignment]:
 def cheapest_size(counts: Sequence[int], limit: int) -> int:
     """How many slots, up to `limit`, cost least: a step costs its slots plus the OVERHEAD of launching it."""
     best, lowest = 1, float("inf")
+    groups = sorted(Counter(counts).items(), reverse=True)
     for slots in range(1, min(limit, len(counts)) + 1):
-        steps = assign_slots(counts, slots)[-1].end
+        steps = _last_end(groups, slots)
         if steps * (slots + OVERHEAD) <= lowest:
             best, lowest = slots, steps * (slots + OVERHEAD)
         if steps == max(counts):  # more slots cannot end sooner
             break
     return best
+
+
+def _last_end(groups: Sequence[tuple[int, int]], slots: int) -> int:
+    """The end of the last of `assign_slots`. `groups`: how many clients have each count, the largest count
+    first. Slots that are free at one time are filled together: a cohort of thousands has few counts."""
+    free = {0: slots}  # by the step from which on they are free
+    times = [0]
+    for count, clients in groups:
+        while clients:
+            time = times[0]
+            taken = min(clients, free[time])
+            clients -= taken
+            free[time] -= taken
+            if not free[time]:
+                del free[heapq.heappop(times)]
+            if time + count not in free:
+                free[time + count] = 0
+                heapq.heappush(times, time + count)
+            free[time + count] += taken
+    return max(times)
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,22 @@ def _text_line(texts: dict[str, Any]) -> tuple[str, str]:
     return f"texts longer than {length} ({how}), whose end is not read", f"{cut:,} of {total:,} texts"
 
 
+def _band_lines(bands: dict[str, Any], columns: int) -> list[list[str]]:
+    """Very many clients in five lines: the client that so many of them lie below."""
+    words = {"p0": "the smallest", "p5": "5 % are smaller", "p50": "the median", "p95": "95 % are smaller"}
+    words["p100"] = "the largest"
+    empty = [""] * columns
+    return [
+        [
+            f"{bands['clients']:,} clients: {word}",
+            f"{bands['rows'][share]:,.0f}",
+            f"{bands['classes'][share]:,.0f}",
+            *empty,
+        ]
+        for share, word in words.items()
+    ]
+
+
 def data_section(found: dict[str, Any] | None) -> dict[str, Any] | None:
     """What the page shows: a row per split and client, what was dropped and why, and the warnings."""
     if found is None:
@@ -72,6 +88,8 @@ def data_section(found: dict[str, Any] | None) -> dict[str, Any] | None:
 
     body = [line(SPLITS.get(split, split), part) for split, part in found["rows"].items()]
     body += [line(f"client {part['name']}", part) for part in found["clients"].values()]
+    if (bands := found.get("client_bands")) is not None:
+        body += [[name, *numbers] for name, *numbers in _band_lines(bands, len(classes))]
     dropped = [
         (f"{split}: {reason}", f"{count:,} of {part['read']:,} rows")
         for split, part in found["splits"].items()

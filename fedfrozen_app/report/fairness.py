@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fedfrozen_app.census.fairness_groups import CLASS, METRICS, has_one_class, interval
+from fedfrozen_app.core.quantiles import HEAD as QUANTILES
+from fedfrozen_app.core.quantiles import cells
 from fedfrozen_app.files.readers import Damaged, read_object
 
 TITLES = {
@@ -63,7 +65,19 @@ def fairness_section(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
         if body := group_rows(found, column):
             label = "All rows" if column == "all" else f"By {column} ({len({line[0] for line in body})})"
             groups.append((label, head_of(column), body[:MOST_LINES]))
-    return {"floor": found["floor"], "gaps": gaps, "groups": groups}
+    return {"floor": found["floor"], "gaps": gaps, "groups": [*groups, *_bands(found)]}
+
+
+def _bands(found: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Very many clients, as quantiles over them."""
+    tables = []
+    for model, own in found["models"].items():
+        if (bands := own.get("client_bands")) is None:
+            continue
+        body = [["accuracy", *cells(bands["accuracy"], 3)], ["test rows", *cells(bands["test_rows"], 0)]]
+        label = f"Over {bands['clients']:,} clients with test rows: {TITLES.get(model, model)}"
+        tables.append((label, ["", *QUANTILES], body))
+    return tables
 
 
 def head_of(column: str) -> list[str]:

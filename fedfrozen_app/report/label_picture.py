@@ -26,8 +26,14 @@ MAX_STACKED = 20  # and more classes than this too: stacks of more colours canno
 HATCHES = ("", "////")  # the second ten classes have the colours of the first, hatched
 
 
-def label_picture(counts: np.ndarray, classes: Sequence[str], names: Sequence[str], path: str | Path) -> None:
-    """Write a PNG of ``counts`` (clients, classes)."""
+def label_picture(
+    counts: np.ndarray,
+    classes: Sequence[str],
+    names: Sequence[str],
+    path: str | Path,
+    of: int | None = None,
+) -> None:
+    """Write a PNG of ``counts`` (clients, classes); ``of``: how many there are, if more."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -45,7 +51,9 @@ def label_picture(counts: np.ndarray, classes: Sequence[str], names: Sequence[st
         rows = range(0, clients, _step(clients, 40))
         axes.set_yticks(rows, [_short(names[row], 22) for row in rows])
     axes.set_ylabel("client")
-    axes.set_title(f"Labels of {counted(clients, 'client')}, {int(counts.sum()):,} examples", loc="left")
+    some = "" if of in (None, clients) else f" of {of:,}, at even distances"
+    title = f"Labels of {counted(clients, 'client')}{some}, {int(counts.sum()):,} examples"
+    axes.set_title(title, loc="left")
     with whole_file(Path(path)) as part:
         figure.savefig(part, format="png")
 

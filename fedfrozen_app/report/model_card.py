@@ -100,9 +100,11 @@ def _data(data: Mapping[str, Any] | None, config: Mapping[str, Any]) -> list[str
             f"{rows['test']['rows']:,} test rows and {rows['server_validation']['rows']:,} for validation."
         ]
     clients, tested = list(data["clients"].values()), f"{rows['test']['rows']:,} test rows"
+    bands = data.get("client_bands")  # of very many, in place of the clients
+    count = len(clients) if bands is None else bands["clients"]
     if config["privacy"]["name"] != "none":
         return [
-            f"{name}: the rows of {counted(len(clients), 'client')}, and {tested}. How many rows trained is "
+            f"{name}: the rows of {counted(count, 'client')}, and {tested}. How many rows trained is "
             "left out: epsilon does not cover such numbers."
         ]
     dropped = sum(sum(part["dropped"].values()) for part in data["splits"].values())
@@ -111,6 +113,13 @@ def _data(data: Mapping[str, Any] | None, config: Mapping[str, Any]) -> list[str
         f"{rows['server_validation']['rows']:,} for validation, and {tested}."
         + (f" {dropped:,} rows of the files were left out." if dropped else "")
     ]
+    if bands is not None:
+        few, middle, many = (f"{bands['rows'][share]:,.0f}" for share in ("p0", "p50", "p100"))
+        return [
+            *lines,
+            "",
+            f"{count:,} clients with {few} to {many} train rows each, {middle} in the middle.",
+        ]
     shown = [(_plain(one["name"]), _from(floor, one["rows"])) for one in clients[:MOST_NAMES]]
     if len(clients) > MOST_NAMES:
         shown.append((f"{len(clients) - MOST_NAMES} more", ""))

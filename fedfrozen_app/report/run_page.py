@@ -9,6 +9,8 @@ from typing import Any
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted
+from fedfrozen_app.core.quantiles import HEAD as QUANTILES
+from fedfrozen_app.core.quantiles import cells, quantiles
 from fedfrozen_app.files.folders import repeating
 from fedfrozen_app.files.readers import read_checked, read_object
 from fedfrozen_app.files.rows import Row, metric_name, metric_title, number, read_rows
@@ -38,6 +40,7 @@ from fedfrozen_app.report.summary import method_of, read_summary
 
 log = logging.getLogger(__name__)
 ENDED = ("completed", "stopped early", "failed", "interrupted")  # states in which no round follows
+MOST_CLIENTS = 1000  # with a line each
 COARSE = "Each from the rows that this client holds out, which may be very few."
 
 
@@ -219,7 +222,10 @@ def _clients(rows: Sequence[Row], of_all: int | None, held_out: Mapping[str, int
     if not columns:
         return None
     body = []
-    for client in in_order({client for values in columns.values() for client in values}):
+    clients = in_order({client for values in columns.values() for client in values})
+    if len(clients) > MOST_CLIENTS:
+        return _client_bands(columns, len(clients), of_all)
+    for client in clients:
         by_column = [values.get(client) or {} for values in columns.values()]
         rounds = {place for values in by_column for place in values}
         cells = [_coarse(last(values)) if values else "" for values in by_column]
@@ -232,6 +238,20 @@ def _clients(rows: Sequence[Row], of_all: int | None, held_out: Mapping[str, int
         label = f"{len(body)} of {of_all} clients"
         note += f" {of_all - len(body)} reported nothing: they were never drawn, or hold out no rows."
     return {"label": label, "head": head, "body": body, "note": note}
+
+
+def _client_bands(
+    columns: Mapping[str, Mapping[str, Mapping[int, float]]], clients: int, of_all: int | None
+) -> dict[str, Any]:
+    """The same for more clients than anybody reads, as quantiles over them."""
+    body = []
+    for key, values in columns.items():
+        bands = quantiles([last(by_round) for by_round in values.values()])
+        if bands:
+            body.append([CLIENT_VIEWS[key], f"{len(values):,}", *cells(bands, 2)])
+    some = f"{clients:,} clients" if of_all in (None, clients) else f"{clients:,} of {of_all:,} clients"
+    note = f"The latest value of each client. {COARSE}"
+    return {"label": some, "head": ["", "clients", *QUANTILES], "body": body, "note": note}
 
 
 def _rounds(rows: Sequence[Row]) -> Table:

@@ -7,7 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from fedfrozen_app.core.quantiles import LISTED, quantiles
+from fedfrozen_app.data.federated import Shares
+from fedfrozen_app.data.row_lists import row_lists
 from fedfrozen_app.data.subwords import tokenizer_json
+from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.files.disk import remove_file, replace_file
 from fedfrozen_app.local.worker import Worker
 
@@ -50,7 +54,8 @@ def data_record(worker: Worker) -> dict[str, Any]:
         "server_validation": _counts(corpus.strata[shares.validation], names),
     }
     clients: dict[str, Any] = {}
-    for number, rows in enumerate(parts.indices if parts is not None else ()):
+    many = parts is not None and len(parts.indices) > LISTED
+    for number, rows in enumerate(parts.indices if parts is not None and not many else ()):
         assert parts is not None
         held = worker.rows(str(number)).validation.numpy()
         tested = shares.test[number] if shares.test else np.arange(0)
@@ -70,7 +75,19 @@ def data_record(worker: Worker) -> dict[str, Any]:
         **_columns(worker),
         "rows": used,
         "clients": clients,
+        **({"client_bands": client_bands(shares, corpus)} if many else {}),
     }
+
+
+def client_bands(shares: Shares, corpus: Corpus) -> dict[str, Any]:
+    """Of very many clients: quantiles of their rows, of their classes and of their test rows."""
+    assert shares.partition is not None
+    indices = shares.partition.indices
+    counts = indices.counts(corpus.strata, len(corpus.stratum_names))
+    found = {"rows": quantiles(indices.sizes), "classes": quantiles((counts > 0).sum(axis=1))}
+    if len(shares.test):
+        found["test_rows"] = quantiles(row_lists(shares.test).sizes)
+    return {"clients": len(indices), **found}
 
 
 def _texts(worker: Worker) -> dict[str, Any]:

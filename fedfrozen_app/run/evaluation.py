@@ -13,11 +13,12 @@ from torch import Tensor
 
 from fedfrozen_app.baselines.score import quick_baseline
 from fedfrozen_app.census.fairness_groups import SITE, summary, together, unflat
+from fedfrozen_app.core.quantiles import LISTED
 from fedfrozen_app.data.client_splits import label_counts
 from fedfrozen_app.exchange.arrays import to_tensors
-from fedfrozen_app.files.disk import replace_file
+from fedfrozen_app.files.disk import remove_file, replace_file
 from fedfrozen_app.files.rows import HEADLINES, Row, read_rows
-from fedfrozen_app.local.fair import groups_of_table
+from fedfrozen_app.local.fair import client_bands, groups_of_table
 from fedfrozen_app.local.model_evaluation import (
     evaluate_novel,
     evaluate_test,
@@ -33,6 +34,7 @@ from fedfrozen_app.server.evaluation_round import evaluate_clients
 from fedfrozen_app.tasks.target import target_of
 
 log = logging.getLogger(__name__)
+DRAWN = 1000  # clients of a picture, at even distances, where there are more than are listed
 
 
 def evaluator(strategy: PlannedFedAvg, worker: Worker) -> Callable[[int, ArrayRecord], dict[str, Any] | None]:
@@ -63,11 +65,13 @@ def evaluate_personal(strategy: PlannedFedAvg, worker: Worker, folder: Path) -> 
     evaluated, failed, traffic = evaluate_clients(strategy, rows[-1]["round"])
     parts = worker.shares.partition
     metrics = summarise_clients(evaluated, rows, () if parts is None else parts.names)
+    if parts is not None and len(parts.indices) > LISTED:
+        metrics["of_clients"] = len(parts.indices)  # which were drawn from
     metrics |= {"bytes_up": traffic.up, "bytes_down": traffic.down}
     if failed:
         metrics["not_judged"] = failed
     write_personal(metrics, folder)
-    by_client = {names_of(worker).get(client, client): unflat(own) for client, own in evaluated.items()}
+    by_client = {name_of(worker, client): unflat(own) for client, own in evaluated.items()}
     models = dict.fromkeys(model for own in by_client.values() for model in own)
     groups = {
         model: together({client: own[model] for client, own in by_client.items() if model in own})
@@ -81,10 +85,10 @@ def evaluate_personal(strategy: PlannedFedAvg, worker: Worker, folder: Path) -> 
     return {key: value for key, value in metrics.items() if key != "clients"}
 
 
-def names_of(worker: Worker) -> dict[str, str]:
-    """Names of a simulation's clients, by number."""
+def name_of(worker: Worker, client: str) -> str:
+    """Of a simulation's client the partition's word for it."""
     parts = worker.shares.partition
-    return {} if parts is None else {str(number): name for number, name in enumerate(parts.names)}
+    return client if parts is None or not client.isdecimal() else parts.names[int(client)]
 
 
 def evaluate_fairness(worker: Worker, folder: Path, times: int = 0) -> dict[str, Any] | None:
@@ -93,14 +97,14 @@ def evaluate_fairness(worker: Worker, folder: Path, times: int = 0) -> dict[str,
     if not len(worker.data.test_table) or not worker.task.target.fair:
         return None
     more = {}
-    if worker.shares.test:
-        clients = np.full(len(worker.data.test_table), "(nobody's)", dtype=object)
-        for number, rows in enumerate(worker.shares.test):
-            clients[rows] = names_of(worker)[str(number)]
-        more = {SITE: clients}
+    listed = len(worker.shares.test) <= LISTED
+    if worker.shares.test and listed:
+        more = {SITE: worker.shares.test_clients(len(worker.data.test_table), "(nobody's)")}
     with worker.only_global():
         index = np.arange(len(worker.data.test_table))
         found = groups_of_table(worker, worker.data.test_table, index, more, times)
+        if not listed and (bands := client_bands(worker)):
+            found["client_bands"] = bands
     return write_fairness({"global": found}, worker, folder)
 
 
@@ -141,6 +145,9 @@ def write_clients(worker: Worker, folder: Path) -> None:
     if parts is None:
         return
     log.info(parts.note)
+    if len(parts.indices) > LISTED:  # data.json has quantiles of them
+        remove_file(folder / "clients.json")
+        return
     # How reliable a client's metrics are. Real sites do not report how many rows they hold.
     sizes = {
         str(number): {
@@ -175,4 +182,8 @@ def draw_labels(worker: Worker, folder: Path) -> None:
         return
     labels, classes = worker.corpus.strata, worker.corpus.stratum_names
     counts = label_counts(labels, parts, len(classes))
-    label_picture(counts, classes, parts.names, folder / "labels.png")
+    shown = np.arange(len(counts))
+    if len(counts) > LISTED:  # a picture has no place for more
+        shown = np.linspace(0, len(counts) - 1, DRAWN).round().astype(np.int64)
+    names = [parts.names[number] for number in shown]
+    label_picture(counts[shown], classes, names, folder / "labels.png", of=len(counts))

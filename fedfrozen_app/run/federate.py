@@ -22,6 +22,7 @@ from fedfrozen_app.exchange.arrays import to_record
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.files import folder_manifest as manifest
+from fedfrozen_app.files.client_segments import ClientSegments
 from fedfrozen_app.files.disk import is_full
 from fedfrozen_app.files.folders import has_results
 from fedfrozen_app.files.rows import Row, read_rows
@@ -80,18 +81,23 @@ class Ending:
 
 
 def federate(
-    job: Job, connection: Connection, worker: Worker, client_state: ClientState = dict
+    job: Job,
+    connection: Connection,
+    worker: Worker,
+    client_state: ClientState = dict,
+    segments: ClientSegments | None = None,
 ) -> dict[str, Any]:
     """Run the rounds, write every output into the job's folder, and return the summary.
 
-    `client_state` returns what clients keep for themselves, if this process holds it.
+    `client_state` returns what clients keep for themselves, if this process holds it; `segments`: where it
+    writes what is too much for the memory.
     """
     began = time.perf_counter()
     job = job.with_settings().with_reading(worker.corpus.reading)
     connection.foundation.arrays = worker.foundation
     check_possible(job, worker)
     open_folder(job, worker)
-    parts = assemble(job, connection, worker, client_state)
+    parts = assemble(job, connection, worker, client_state, segments)
     # The rounds before count, as their bytes do.
     began -= sum(row.get("seconds", {}).get("total", 0.0) for row in parts.start.history)
     announce(job, parts.strategy, connection, worker)
@@ -119,7 +125,13 @@ def federate(
     return summary
 
 
-def assemble(job: Job, connection: Connection, worker: Worker, client_state: ClientState) -> Parts:
+def assemble(
+    job: Job,
+    connection: Connection,
+    worker: Worker,
+    client_state: ClientState,
+    segments: ClientSegments | None = None,
+) -> Parts:
     """The strategy at its first round, with all hooks."""
     marks = model_metadata(job.config.privacy) | worker.marks()
     best = BestModel(job.folder, job.config.early_stop.patience, metadata=marks)
@@ -135,6 +147,7 @@ def assemble(job: Job, connection: Connection, worker: Worker, client_state: Cli
         best,
         client_state,
         worker.kept.for_run(Compiling).state_dict,
+        segments,
     )
     timed, connection.pacing = virtual_time(job.config, worker, start.history)
     connection.counts_clients = bool(timed)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedfrozen_app.adapters.merged_deltas import is_merged_delta
 from fedfrozen_app.config import Config, excluded_clients
+from fedfrozen_app.core.client_order import Numbered
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files import checkpoint, disk
 from fedfrozen_app.files.checkpoint import Checkpoint
@@ -107,7 +108,8 @@ def check_possible(job: Job, worker: Worker) -> None:
 
 def check_clients(config: Config, count: int) -> None:
     excluded = excluded_clients(config)
-    if strange := sorted(excluded - {*map(str, range(count))}):
+    clients = Numbered(count)
+    if strange := sorted(client for client in excluded if client not in clients):
         raise UserError(f"exclude_clients={strange[0]} is no client: give numbers from 0 to {count - 1}.")
     if len(excluded) == count:
         raise UserError(f"exclude_clients names all {count} clients: leave one to train.")
@@ -129,11 +131,11 @@ def check_clients(config: Config, count: int) -> None:
             f"secure_aggregation.min_cohort={secure.min_cohort} clients make a sum at least, and a round has "
             f"{size}: raise num_clients or participation, or lower it."
         )
-    if strange := [client for client in config.adapter.ranks if str(client) not in map(str, range(count))]:
+    if strange := [client for client in config.adapter.ranks if str(client) not in clients]:
         raise UserError(f"adapter.ranks.{strange[0]} is no client: give a number from 0 to {count - 1}.")
-    if (client := config.checkpoint.uploads) is not None and client not in map(str, range(count)):
+    if (client := config.checkpoint.uploads) is not None and client not in clients:
         raise UserError(f"checkpoint.uploads={client} is no client: give a number from 0 to {count - 1}.")
-    if (client := config.privacy.audited) is not None and client not in map(str, range(count)):
+    if (client := config.privacy.audited) is not None and client not in clients:
         raise UserError(f"privacy.audited={client} is no client: give a number from 0 to {count - 1}.")
 
 

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 
 from fedfrozen_app.config import excluded_clients
+from fedfrozen_app.core.client_order import Numbered
 from fedfrozen_app.data.table import Table
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.report.site_scores import FILE
 
 ALL = "all test rows"
+MOST_SITES = 10_000  # of more, as many at even distances
 MOST_ROWS = 20_000  # of the reference: of more, as many at even distances
 
 
@@ -27,7 +29,10 @@ def write_site_scores(worker: Worker, folder: Path) -> None:
     kind, reference = reference_of(worker)
     parts: dict[str, Any] = {ALL: np.arange(len(table))}
     if (partition := worker.shares.partition) is not None and worker.shares.test:
-        parts |= dict(zip(partition.names, worker.shares.test, strict=True))
+        shown = range(len(partition.names))
+        if len(partition.names) > MOST_SITES:
+            shown = np.linspace(0, len(partition.names) - 1, MOST_SITES).round().astype(int).tolist()
+        parts |= {partition.names[number]: worker.shares.test[number] for number in shown}
     rows = [
         {"name": name, **scores(worker, table.take(torch.as_tensor(part)), reference)}
         for name, part in parts.items()
@@ -68,7 +73,9 @@ def train_rows(worker: Worker) -> torch.Tensor | None:
     if partition is None or apart:
         return None
     left_out = excluded_clients(config)
-    clients = [str(number) for number in range(len(partition.indices)) if str(number) not in left_out]
+    clients = Numbered(len(partition.indices), frozenset(left_out))
+    if len(clients) > MOST_ROWS:  # one row or more of each
+        clients = [clients[place] for place in np.linspace(0, len(clients) - 1, MOST_ROWS).astype(int)]
     rows = torch.cat([worker.rows(client).train for client in clients])
     if len(rows) <= MOST_ROWS:
         return rows

@@ -22,6 +22,7 @@ from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server.aggregate import RunningMean
 from fedfrozen_app.server.connection import Connection
 from fedfrozen_app.server.earlier_sums import EarlierSums
+from fedfrozen_app.server.local_nodes import LocalNodes
 from fedfrozen_app.server.optimizer import NoOptimizer, ServerOptimizer
 from fedfrozen_app.server.robust import make_aggregator
 from fedfrozen_app.server.sampling import (
@@ -84,9 +85,9 @@ class Federation:
         return roles if known is None else {name: role for name, role in roles.items() if name in known}
 
     def cohort(self, names: Iterable[str], server_round: int) -> list[str]:
-        present = list(names)
         if not self.in_batches:
-            return draw_cohort(present, self.participation, self.seed, server_round)
+            return draw_cohort(names, self.participation, self.seed, server_round)
+        present = list(names)
         whole = [batch for batch in self.batches(present) if set(batch) <= set(present)]
         return draw_batches(whole, self.participation, self.seed, server_round)
 
@@ -120,7 +121,8 @@ class Federation:
         pacing = self.connection.pacing
         if pacing is not None and (most := pacing.pacer.most_requests(num_rounds)) is not None:
             return dict.fromkeys(in_order(tuple(names)), most)
-        return participations(tuple(names), self.participation, self.seed, num_rounds)
+        clients = names.names if isinstance(names, LocalNodes) else tuple(names)
+        return participations(clients, self.participation, self.seed, num_rounds)
 
     def aggregator(
         self, model: Mapping[str, Tensor], median_norm: float | None, zero_fill: bool, equal: Collection[str]

@@ -18,6 +18,7 @@ from fedfrozen_app.core.errors import RunFailed
 from fedfrozen_app.core.formatting import resume_command
 from fedfrozen_app.core.ray_process import simulated
 from fedfrozen_app.files import checkpoint, disk
+from fedfrozen_app.files.client_segments import ClientSegments
 from fedfrozen_app.files.readers import Damaged, check_file
 from fedfrozen_app.files.rows import Row, append_row, first_rounds, metric_name, write_rows
 from fedfrozen_app.server.base import PlannedFedAvg
@@ -101,6 +102,7 @@ class Checkpoints:
     step_state: Callable[[], dict[str, Any]] = dict  # what was decided about compiling local steps
     rollback: set[int | None] | None = None  # the checkpoints before clients' first rounds; None: not kept
     firsts: dict[str, int] = field(default_factory=dict)  # each client's first round, so far
+    segments: ClientSegments | None = None  # where the states of very many clients are
 
     @classmethod
     def of(
@@ -112,6 +114,7 @@ class Checkpoints:
         best: BestModel,
         client_state: Callable[[], dict[str, dict[str, Tensor]]],
         step_state: Callable[[], dict[str, Any]] = dict,
+        segments: ClientSegments | None = None,
     ) -> "Checkpoints":
         settings = config.checkpoint
         target = folder / "checkpoints"
@@ -126,6 +129,7 @@ class Checkpoints:
             client_state,
             step_state,
             set() if settings.rollback else None,
+            segments=segments,
         )
 
     def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
@@ -149,8 +153,12 @@ class Checkpoints:
             clients=self.client_state(),
             strategy=arrays_to_keep(strategy),
             metadata=self.best.metadata,
+            segments={} if self.segments is None else self.segments.named(),
         )
         checkpoint.write(state, self.folder, self.keep, self.rollback or ())
+        if self.segments is not None and state.segments:
+            left = checkpoint.numbers(self.folder)
+            self.segments.keep_for(left, lambda kept: checkpoint.segments_of(self.folder / str(kept)))
         row["seconds"]["checkpoint"] = time.perf_counter() - began
         return False, {}
 

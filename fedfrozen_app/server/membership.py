@@ -14,6 +14,7 @@ from fedfrozen_app.exchange.hello_messages import REFUSED, WAITING, Hello, hello
 from fedfrozen_app.exchange.ledger import Ledger
 from fedfrozen_app.exchange.proposal import Proposal
 from fedfrozen_app.server.anchors import AnchorFile
+from fedfrozen_app.server.local_nodes import LocalNodes
 from fedfrozen_app.server.node_names import problem_of_name
 from fedfrozen_app.server.node_state import NodeState
 from fedfrozen_app.server.transport import Transport, with_grace
@@ -53,17 +54,21 @@ class Membership:
     excluded: frozenset[str] = frozenset()  # clients that take no part in this run
     _nodes: dict[int, NodeState] = field(default_factory=dict)
     _online: list[int] = field(default_factory=list)
-    _names: dict[str, int] = field(default_factory=dict)
+    _names: Mapping[str, int] = field(default_factory=dict)
     _given_up: set[str] = field(default_factory=set)  # not waited for any more, refused, or not approved yet
 
     # Hello ---------------------------------------------------------------------------------------------
 
-    def greet(self, deadline: float | None = None) -> dict[str, int]:
-        """Client names and their current node ids. New nodes are sent a hello.
+    def greet(self, deadline: float | None = None) -> Mapping[str, int]:
+        """Client names and their node ids. New nodes are sent a hello, but those that the server knows.
 
         A new node's answer is waited for until `deadline`, or for the hello's time-out. A node that does not
         answer by then costs no more time: its answer is taken whenever it arrives.
         """
+        if (known := self.transport.known_nodes) is not None:
+            if not isinstance(self._names, LocalNodes):
+                self._names = LocalNodes(known, self.excluded)
+            return self._names
         online = list(self.transport.grid.get_node_ids())
         if online == self._online:
             return self._names
@@ -178,9 +183,9 @@ class Membership:
     # Who is there --------------------------------------------------------------------------------------
 
     @property
-    def names(self) -> list[str]:
+    def names(self) -> Collection[str]:
         """The clients at the last check."""
-        return list(self._names)
+        return self._names.keys()
 
     @property
     def refusals(self) -> dict[int, str]:
@@ -198,6 +203,8 @@ class Membership:
 
     def num_partitions(self) -> set[int]:
         """Into how many partitions the nodes split the data; empty for real sites."""
+        if isinstance(self._names, LocalNodes):
+            return {self._names.count}
         return {h.num_partitions for h in self._members.values() if h.num_partitions is not None}
 
     @property
@@ -214,7 +221,7 @@ class Membership:
         state = self._nodes.get(node)
         return state is not None and state.hello is not None and bool(state.hello.anchor)
 
-    def present(self) -> dict[str, int]:
+    def present(self) -> Mapping[str, int]:
         """The clients for a round. A client that took part before and has gone is waited for, once."""
         began, missed, local = time.monotonic(), "", self.transport.local
         deadline = began + self.invitation.timeout
@@ -241,6 +248,8 @@ class Membership:
 
     def _gone(self, names: Mapping[str, int]) -> list[str]:
         """Clients that took part, also before the run was resumed, and are neither here nor given up."""
+        if isinstance(names, LocalNodes):
+            return []
         left = {*names, *self._given_up, *self.excluded}
         return [name for name in self.last_state if name not in left]
 
@@ -267,7 +276,7 @@ class Membership:
         wanted: int | None = None,
         before: float = 0.0,
         approval_timeout: float = 0.0,
-    ) -> dict[str, int]:
+    ) -> Mapping[str, int]:
         """Greet until at least `count` nodes take part, and all that are connected have answered.
 
         Nodes that have not answered by the end are left out. `wanted` is the number that the error names.

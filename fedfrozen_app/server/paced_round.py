@@ -25,7 +25,7 @@ from fedfrozen_app.server.expected_bytes import ExpectedBytes
 from fedfrozen_app.server.late_replies import LateReply
 from fedfrozen_app.server.pacer import ClosedRound
 from fedfrozen_app.server.pacing import Pacing
-from fedfrozen_app.server.sampling import in_order
+from fedfrozen_app.server.sampling import in_order, population_of
 from fedfrozen_app.server.seams import StrategySeams
 from fedfrozen_app.server.train_round import TrainRound
 
@@ -48,7 +48,7 @@ class PacedRound(TrainRound):
         self._nodes = nodes
         self._plan = self.strategy.client_plan(self.number)
         self._expected = ExpectedBytes(self.strategy, self.request, self.arrays)
-        population = in_order(tuple(nodes))
+        population = population_of(nodes)
         self.closed = self.pacing.pacer.run_round(self.number, population, self._ask)
         return list(in_order(tuple(one.client for one in self.closed.asked)))
 

@@ -4,11 +4,12 @@ Flower's own sampling draws over node ids, which are different in every run.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from fedfrozen_app.core.client_order import natural_order
+from fedfrozen_app.core.client_order import Numbered, natural_order
 from fedfrozen_app.core.seeds import numpy_generator
+from fedfrozen_app.server.local_nodes import LocalNodes
 
 
 def cohort_size(participation: float, clients: int) -> int:
@@ -16,7 +17,7 @@ def cohort_size(participation: float, clients: int) -> int:
 
 
 def draw_cohort(names: Iterable[str], participation: float, seed: int, server_round: int) -> list[str]:
-    population = in_order(tuple(names))
+    population = population_of(names)
     size = cohort_size(participation, len(population))
     if size >= len(population):
         return list(population)
@@ -59,13 +60,22 @@ def _drawn(population: int, size: int, seed: int, server_round: int) -> tuple[in
 
 
 @lru_cache(maxsize=4)
-def participations(names: tuple[str, ...], participation: float, seed: int, rounds: int) -> dict[str, int]:
-    """In how many of the rounds 1 to `rounds` each client will be drawn."""
+def participations(names: Sequence[str], participation: float, seed: int, rounds: int) -> dict[str, int]:
+    """In how many of the rounds 1 to `rounds` each client will be drawn; of very many, those that are."""
     drawn = Counter(
         name for number in range(1, rounds + 1) for name in draw_cohort(names, participation, seed, number)
     )
+    if isinstance(names, Numbered):
+        return dict(drawn)
     # Sorted: nodes come in any order, and a request that is sent again must have the same text.
-    return {name: drawn[name] for name in in_order(names)}
+    return {name: drawn[name] for name in in_order(tuple(names))}
+
+
+def population_of(names: Iterable[str]) -> Sequence[str]:
+    """The clients in their order. No list of very many is made: they are numbered."""
+    if isinstance(names, LocalNodes):
+        return names.names
+    return names if isinstance(names, Numbered) else in_order(tuple(names))
 
 
 @lru_cache(maxsize=4)  # mostly the same names every round, and there may be thousands

@@ -17,6 +17,7 @@ from fedfrozen_app.exchange.names import PARAMETERS, is_parameter
 from fedfrozen_app.exchange.summed import SumInstructions
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server.aggregate import RunningMean, Update
+from fedfrozen_app.server.local_nodes import LocalNodes
 from fedfrozen_app.server.masked_training import masked_round, renewed_clip
 from fedfrozen_app.server.record import RoundClock, RoundRecord
 from fedfrozen_app.server.round_trip import RoundTrip
@@ -33,7 +34,11 @@ class TrainRound:
         federation = strategy.federation
         nodes = federation.connection.membership.present()
         self.strategy, self.number, self.population = strategy, server_round, len(nodes)
-        request = strategy.request(server_round, federation.participations(nodes, strategy.num_rounds))
+        drawn = federation.participations(nodes, strategy.num_rounds)
+        if drawn and isinstance(nodes, LocalNodes) and federation.connection.pacing is None:
+            # A request that names every client would be as long as their list.
+            drawn = {client: drawn[client] for client in federation.cohort(nodes, server_round)}
+        request = strategy.request(server_round, drawn)
         self.trained_params = count_parameters(strategy.model, strategy.client_plan(server_round).trained)
         strategy.optimizer.follow(set(request.plan.shared))
         strategy.server_state = follow(strategy.server_state, request, strategy.model)

@@ -89,6 +89,12 @@ class Transport:
         return [[message_id] for message_id in message_ids]
 
     @property
+    def known_nodes(self) -> int | None:
+        """How many nodes a grid of this process has, where they are too many to be greeted."""
+        found: int | None = getattr(self.grid, "known_nodes", None) if self.local else None
+        return found
+
+    @property
     def can_prefetch(self) -> bool:
         """Whether the grid can start a round's work before its requests are sent."""
         return getattr(self.grid, "can_prefetch", False)

@@ -1,5 +1,6 @@
 """One class for each row: of pictures, of texts, of the rows of a table."""
 
+import numpy as np
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,7 +44,19 @@ class TextClass(ImageClass):
 
 
 def f1(predicted: Tensor, labels: Tensor, average: str) -> float:
+    truth, guess = labels.cpu().numpy(), predicted.cpu().numpy()
+    if average == "macro" and truth.ndim == 1 and truth.dtype.kind in "iu" and len(truth):
+        return macro_f1(truth, guess)
     from sklearn.metrics import f1_score  # lazy: takes a second, and pictures do without
 
-    truth, guess = labels.cpu().numpy(), predicted.cpu().numpy()
     return float(f1_score(truth, guess, average=average, zero_division=0))
+
+
+def macro_f1(truth: np.ndarray, guess: np.ndarray) -> float:
+    """scikit-learn's `f1_score(truth, guess, average="macro")` for numbered classes, to the bit. For a
+    client's few rows that function takes 7 ms, most of it to check them."""
+    classes = int(max(truth.max(), guess.max())) + 1
+    there, told = np.bincount(truth, minlength=classes), np.bincount(guess, minlength=classes)
+    right = np.bincount(truth[truth == guess], minlength=classes)
+    known = there + told > 0
+    return float(np.average(2.0 * right[known] / (there + told)[known]))

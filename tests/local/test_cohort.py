@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,7 +18,7 @@ from fedfrozen_app.files.checkpoint import read as checkpoint_of
 from fedfrozen_app.local import cohort, cohort_evaluation
 from fedfrozen_app.local.cohort import CohortRunner
 from fedfrozen_app.local.slot_memory import try_step
-from fedfrozen_app.local.slots import assign_slots, cheapest_size
+from fedfrozen_app.local.slots import OVERHEAD, assign_slots, cheapest_size
 from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.models.task import Task
 from tests.comparing import is_key_bias
@@ -274,6 +275,19 @@ def test_slots_follow_the_clients_batches():
     assert cheapest_size([5] * 50, 20) == 17  # as many as fit: three times 17 cost less than of 20
     assert cheapest_size([100, 100, 10, 10, 10, 10], 6) == 2  # the short ones after one another
     assert cheapest_size([7], 1) == 1
+    assert cheapest_size([1] * 3000 + [2] * 3000, 6000) == 4500  # found without laying out each number
+
+
+def test_the_cheapest_number_of_slots_is_that_of_laying_out_each():
+    generator = np.random.default_rng(0)
+    for _ in range(60):
+        counts = generator.integers(0, 9, int(generator.integers(1, 30))).tolist()
+        limit = int(generator.integers(1, 35))
+        steps = [assign_slots(counts, slots)[-1].end for slots in range(1, min(limit, len(counts)) + 1)]
+        costs = [end * (slots + OVERHEAD) for slots, end in enumerate(steps, 1)]
+        useful = costs[: steps.index(max(counts)) + 1] if max(counts) in steps else costs
+        best = max(slots for slots, cost in enumerate(useful, 1) if cost == min(useful))
+        assert cheapest_size(counts, limit) == best
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 12))

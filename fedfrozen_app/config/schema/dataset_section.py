@@ -24,7 +24,7 @@ class DatasetConfig:
         MISSING,
         "How to read it: `digits`, `digit_words`, `images`, `parquet`, `text`, `hub`, `conll`, `brat`, "
         "`i2b2`, `mimic`, `synthetic`, `dicom`, `nifti`, `omop`, `instructions` (prompts and answers for a "
-        "language model), `table` (columns of numbers and categories)",
+        "language model), `table` (columns of numbers and categories), `arrays` (NumPy files)",
     )
     task: str | None = setting(
         None,

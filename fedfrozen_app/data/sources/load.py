@@ -77,7 +77,7 @@ def _characters(item: Any) -> int:
 def read(spec: DatasetSpec) -> tuple[Found, str | None]:
     """The rows as they are, and the column whose values are never parted."""
     reader: Reader = registry.find("datasets", spec.kind)
-    _check(spec, reader)
+    check_spec(spec, reader)
     found = reader(spec)
     return found, _unit_of(found, spec)
 
@@ -197,7 +197,7 @@ def decode(
         vocab_size, pad_token_id = both.vocab_size, both.pad_token_id
         rows = replace(rows, account=rows.account | {"texts": _cut_texts(both, rows, spec)})
     target = f"{len(names)} classes" if names else f"{vocab_size} tokens" if vocab_size else task
-    _log_sizes(spec, (len(train_labels), len(test_labels)), target, train_inputs)
+    log_sizes(spec, (len(train_labels), len(test_labels)), target, train_inputs)
     return Corpus(
         name=spec.name,
         task=task,
@@ -214,7 +214,7 @@ def decode(
     )
 
 
-def _log_sizes(spec: DatasetSpec, rows: tuple[int, int], target: str, inputs: Mapping[str, Tensor]) -> None:
+def log_sizes(spec: DatasetSpec, rows: tuple[int, int], target: str, inputs: Mapping[str, Tensor]) -> None:
     shapes = ", ".join(f"{name} {tuple(value.shape[1:])}" for name, value in inputs.items())
     logger.info("%s: %d train and %d test rows, %s, %s", spec.name, *rows, target, shapes)
 
@@ -277,7 +277,7 @@ def needs_path(kind: str) -> bool:
     return getattr(registry.find("datasets", kind), "needs_path", True)
 
 
-def _check(spec: DatasetSpec, reader: Reader) -> None:
+def check_spec(spec: DatasetSpec, reader: Reader) -> None:
     if not spec.path and needs_path(spec.kind):
         raise UserError(f"dataset.path is missing: a data set of kind {spec.kind} needs one.")
     if spec.channels not in (None, 1, 3):

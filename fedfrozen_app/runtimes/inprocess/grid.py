@@ -8,12 +8,14 @@ import itertools
 import logging
 from collections.abc import Iterable, Sequence
 
-from flwr.app import Context, Error, Message, MessageType, RecordDict
+from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.flower_internals import ErrorCode, Run, set_message_id, set_sender
+from fedfrozen_app.runtimes.inprocess.node_contexts import NodeContexts
+from fedfrozen_app.server.local_nodes import GREETED
 
 log = logging.getLogger(__name__)
 
@@ -25,22 +27,8 @@ class InProcessGrid(Grid):
         set_sender(node_id=0)
         self._app = app
         self._ids = itertools.count(1)
-        self._clients = {partition + 1: str(partition) for partition in range(num_partitions)}
         self.waiting: dict[str, Message] = {}  # pushed, not yet pulled
-        self.contexts = {
-            partition + 1: Context(
-                run_id=0,
-                node_id=partition + 1,
-                node_config={
-                    "partition-id": partition,
-                    "num-partitions": num_partitions,
-                    "in-process": True,
-                },
-                state=RecordDict(),
-                run_config=dict(run_config),
-            )
-            for partition in range(num_partitions)
-        }
+        self.contexts = NodeContexts(num_partitions, run_config)
 
     def set_run(self, run: Run) -> None:
         raise NotImplementedError("an in-process grid serves one run, made with it")
@@ -62,7 +50,14 @@ class InProcessGrid(Grid):
     def get_node_ids(self) -> Sequence[int]:
         return list(self.contexts)
 
+    @property
+    def known_nodes(self) -> int | None:
+        """How many nodes the server knows without a hello; None: it greets each of them."""
+        return len(self.contexts) if len(self.contexts) > GREETED else None
+
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        if not self.waiting:  # no client is at work
+            self.contexts.trim()
         sent = []
         for message in messages:
             message_id = str(next(self._ids))
@@ -81,7 +76,7 @@ class InProcessGrid(Grid):
         """The run has ended: no further message comes."""
 
     def _client(self, message: Message) -> str:
-        return self._clients[message.metadata.dst_node_id]
+        return str(message.metadata.dst_node_id - 1)
 
     def run_client(self, message: Message) -> Message:
         """The reply of the client that this message is for; an error where the client fails."""

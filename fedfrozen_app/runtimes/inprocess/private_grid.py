@@ -40,6 +40,7 @@ class PrivateGrid(InProcessGrid):
         self._kept: list[Future[None]] = []
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        self._wait_for_kept()  # of the round before
         sent = super().push_messages(messages)
         self._members = [number for number in sent if is_train(self.waiting[number])]
         return sent
@@ -55,7 +56,6 @@ class PrivateGrid(InProcessGrid):
         return replies
 
     def _train(self, members: Sequence[str]) -> dict[str, Message]:
-        self._wait_for_kept()  # of the round before
         messages = {number: self.waiting.pop(number) for number in members}
         coroutines = {
             n: self._coroutine(m, self.contexts[m.metadata.dst_node_id]) for n, m in messages.items()

@@ -5,25 +5,25 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
-from flwr.app import ArrayRecord
 from torch import Tensor
 
 from fedfrozen_app import client_app
 from fedfrozen_app.adapters.rule import make_rule
 from fedfrozen_app.config import Config, excluded_clients
 from fedfrozen_app.config.differences import partition_differences
+from fedfrozen_app.core.client_order import Numbered
 from fedfrozen_app.core.digests import digest
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.logs import about
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.data.table import Corpus
-from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.role import KERNEL
 from fedfrozen_app.files import lease
 from fedfrozen_app.files.checkpoint import Checkpoint
+from fedfrozen_app.files.client_segments import ClientSegments
 from fedfrozen_app.handlers.train_handler import handle_train
 from fedfrozen_app.local.cohort import CohortRunner
 from fedfrozen_app.local.compiling import Compiling
@@ -42,6 +42,7 @@ from fedfrozen_app.server.sampling import cohort_size, draw_cohort
 log = logging.getLogger(__name__)
 MakeRunner = Callable[[Worker, Sequence[str]], CohortRunner]  # from a worker and a typical cohort
 MakeGrid = Callable[[Worker, int, dict[str, str]], InProcessGrid]  # from a worker, clients and settings
+STATES_IN_MEMORY = 1 << 30  # bytes that clients keep for themselves; of more, the rest is on disk
 SMALL_MODEL = 100_000  # parameters; measured on two cores, where stacking wins below and loses above
 PRIVATE_BLOCK = 50  # clients whose private replies may be in memory at once
 
@@ -82,23 +83,27 @@ def run_with(
     grid = make_grid(worker, count, settings)
     key = run_key(next(iter(grid.contexts.values())))
     install(key, worker)
-    if job.start is not None:
-        restore(grid, worker, job.start, job.resolved_config)
+    segments = ClientSegments(job.folder)
+    grid.contexts.spill_to(segments, STATES_IN_MEMORY)
     excluded = excluded_clients(job.config)
     connection = connect(grid, worker.roles, data_spec=worker.data_spec, local=True, excluded=excluded)
 
     def client_state() -> dict[str, dict[str, Tensor]]:
-        return {
-            str(context.node_config["partition-id"]): to_tensors(cast(ArrayRecord, context.state["private"]))
-            for context in grid.contexts.values()
-            if "private" in context.state
-        }
+        if grid.contexts.spilled:
+            grid.contexts.write_changed()
+            return {}
+        return {str(partition): arrays for partition, arrays in grid.contexts.states().items()}
 
     # Threads and oneDNN are settings of the process: concurrent runs set them once, for all of them.
     tuned = tuned_for_size(worker) if make_cohort_runner is None else nullcontext()
     logged = about(run=job.config.run_id or job.folder.name)
     with explain_disk_errors(job.folder), lease.held(job.folder), tuned, logged, _ended(grid, worker):
-        return federate(job, connection, worker, client_state)
+        if job.start is None:
+            segments.clear()
+        else:
+            restore(grid, worker, job.start, job.resolved_config)
+            segments.restore(job.start.segments, job.source)
+        return federate(job, connection, worker, client_state, segments)
 
 
 @contextmanager
@@ -168,7 +173,7 @@ def grid_here(
     masked = config.secure_aggregation.name == "on"  # then the cohort runner could serve no request
     if together and config.privacy.name == "none" and not config.adapter.ranks and not masked:
         log.info("Clients train together on %s (the cohort runner).", worker.device)
-        clients = [str(n) for n in range(num_clients) if str(n) not in excluded_clients(config)]
+        clients = Numbered(num_clients, frozenset(excluded_clients(config)))
         typical = draw_cohort(clients, typical_share(config, len(clients)), config.seed, 1)
         # Pacing's event queue decides as it goes, and a Ray worker trains parts of cohorts.
         known = config.pacing.name == "synchronous" and config.runtime.name == "inprocess"
@@ -211,16 +216,13 @@ def typical_share(config: Config, clients: int) -> float:
 
 def restore(grid: InProcessGrid, worker: Worker, start: Checkpoint, resolved_config: dict[str, Any]) -> None:
     """Restore the clients from a checkpoint: private arrays, and the base that the ledger lists for them."""
-    if start.clients and (other := partition_differences(resolved_config, start.config)):
+    if (start.clients or start.segments) and (other := partition_differences(resolved_config, start.config)):
         raise UserError(
             f"This run has another {other[0]} than the checkpoint, whose clients keep private arrays for "
             "rows of their own: give the same seed, num_clients, partition and dataset."
         )
     worker.kept.for_run(Compiling).load_state_dict(start.hooks.get("compiling", {}))
-    for context in grid.contexts.values():
-        arrays = start.clients.get(str(context.node_config["partition-id"]))
-        if arrays is not None:
-            context.state["private"] = to_record(arrays, local=True)
+    grid.contexts.restore({int(client): arrays for client, arrays in start.clients.items()})
     rule = make_rule(worker.config)
     for client in [None, *rule.ranks]:
         own = {} if client is None else rule.narrowed(client, start.model)
