@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedfrozen_app.calibration.calibration_rows import Part, outputs, parts_of
+from fedfrozen_app.calibration.masked_sum import MaskedSum, plain_sum
 from fedfrozen_app.calibration.quantile import conformal_quantile, counter
 from fedfrozen_app.calibration.sets import Rule, groups, not_exchangeable, reliability
 from fedfrozen_app.calibration.temperature import fit_temperature, part_of
@@ -25,19 +26,19 @@ def check_task(worker: Worker) -> None:
         )
 
 
-def rule_of(parts: list[Part], coverage: float, *, classes: bool) -> Rule:
-    """From sums over the parts alone."""
+def rule_of(parts: list[Part], coverage: float, *, classes: bool, masked: MaskedSum | None = None) -> Rule:
+    """From sums over the parts alone, which `masked` hides the parts in."""
+    add, rounding = (plain_sum, 0.0) if masked is None else (masked, masked.rounding)
     temperature = None
     if classes:
-        fitted = [
-            part_of(p.logits[p.first], p.labels[p.first].astype(np.int64)) for p in parts if p.first.any()
-        ]
-        temperature = fit_temperature(fitted) if fitted else 1.0
+        fitted = [part_of(p.logits[p.first], p.labels[p.first].astype(np.int64)) for p in parts]
+        some = any(p.first.any() for p in parts)
+        temperature = fit_temperature(fitted, add, rounding) if some else 1.0
         parts = [Part(p.name, p.logits[~p.first], p.labels[~p.first], p.first[~p.first]) for p in parts]
     draft = Rule(coverage, 0.0, temperature)
     scores = [draft.scores(part.logits, part.labels) for part in parts]
     count = sum(map(len, scores))
-    threshold = conformal_quantile(coverage, [counter(own) for own in scores if len(own)], count)
+    threshold = conformal_quantile(coverage, [counter(own) for own in scores], count, add)
     least = math.ceil(round(coverage / (1 - coverage), 9))
     if not np.isfinite(threshold):
         raise UserError(
@@ -52,7 +53,8 @@ def calibrate(worker: Worker, source: str, coverage: float) -> dict[str, Any]:
     check_task(worker)
     classes = worker.task.target.has_classes
     parts = parts_of(worker, source)
-    rule = rule_of(parts, coverage, classes=classes)
+    masked = masks_of(worker, source, parts)
+    rule = rule_of(parts, coverage, classes=classes, masked=masked)
     first = sum(int(part.first.sum()) for part in parts) if classes else 0
     found: dict[str, Any] = {
         "version": 1,
@@ -66,6 +68,7 @@ def calibrate(worker: Worker, source: str, coverage: float) -> dict[str, Any]:
             "temperature": first,
             "quantile": sum(len(part.labels) for part in parts) - first,
         },
+        "masked": masked is not None,
     }
     table = worker.data.test_table
     if len(table):
@@ -77,6 +80,14 @@ def calibrate(worker: Worker, source: str, coverage: float) -> dict[str, Any]:
             found["before"] = reliability(logits, labels, 1.0)
             found["after"] = reliability(logits, labels, rule.temperature)
     return found
+
+
+def masks_of(worker: Worker, source: str, parts: list[Part]) -> MaskedSum | None:
+    """For clients' rows of a run whose sums were masked: those of its calibration are too."""
+    settings = worker.config.secure_aggregation
+    if settings.name == "off" or source != "clients":
+        return None
+    return MaskedSum([part.name for part in parts], settings)
 
 
 def columns_of(worker: Worker, labels: Any) -> dict[str, Any]:

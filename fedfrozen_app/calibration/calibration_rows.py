@@ -27,13 +27,10 @@ class Part:
 
 
 def choose_source(config: Config, asked: str | None) -> str:
-    """Clients' rows where a round could have asked for counts of them as they are; else the server's own."""
-    masked, private = config.secure_aggregation.name == "on", config.privacy.name != "none"
+    """Clients' rows where a round could have asked for counts of them; else the server's own."""
     reason = (
-        "its clients' counts are summed under masks, which end with the run"
-        if masked
-        else "its clients hold no rows out, because privacy=dp_sgd would not cover them"
-        if private
+        "its clients hold no rows out, because privacy=dp_sgd would not cover them"
+        if config.privacy.name != "none"
         else "its sites hold their rows, and calibrate takes none from them"
         if config.runtime.name == "deployed"
         else ""

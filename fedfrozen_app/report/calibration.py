@@ -43,6 +43,10 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
         else f"the interval is the prediction plus and minus {found['threshold']:.4g}"
     )
     lines.append(f"Coverage {found['coverage']:.0%}: {what}, from {of} {rows['quantile']} rows.")
+    if found.get("masked"):
+        lines.append(
+            "Each client's sums and counts were masked: only those of all clients together are known."
+        )
     if whole:
         lines.append(
             f"On {whole['rows']:,} test rows {whole['coverage']:.1%} are covered (95 %: {whole['low']:.1%} "
