@@ -14,6 +14,7 @@ from typing import Any
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import printable
+from fedfrozen_app.exchange.proposal import Proposal
 from fedfrozen_app.sites.approval import Approvals, Asked, Decision, account_name
 from fedfrozen_app.sites.audit_log import AuditLog, read_audit
 from fedfrozen_app.sites.kit import Kit
@@ -29,9 +30,15 @@ def approve(kit: Kit, asked: Asked) -> Decision:
             f"{asked.hash} cannot be read ({asked.problem}), so that nobody can know what it asks for: "
             f"`fedfrozen site refuse {asked.hash} {kit.folder}` refuses it."
         )
+    approvals = Approvals(kit.approvals)
+    if isinstance(asked.proposal, Proposal) and approvals.has_left(asked.proposal.run.id):
+        raise UserError(
+            f"{kit.name} has left the run {asked.proposal.run.id}, and gives it nothing: only a run with "
+            "another id can be approved."
+        )
     with decision_log(kit) as log:
         _write(log, "approved", asked)
-        return Approvals(kit.approvals).decide(asked.hash, approved=True)
+        return approvals.decide(asked.hash, approved=True)
 
 
 def refuse(kit: Kit, asked: Asked, reason: str = "") -> Decision:

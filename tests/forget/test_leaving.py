@@ -13,10 +13,12 @@ from fedfrozen_app.forget.asked import read_request
 from fedfrozen_app.forget.command import without_client
 from fedfrozen_app.forget.rollback import plan_rollback
 from fedfrozen_app.forget.statement import write_statement
+from fedfrozen_app.sites.approval import Approvals
 from fedfrozen_app.sites.audit_log import read_audit
 from tests.conftest import same_bits
 from tests.sites.conftest import prepared, sites
 from tests.sites.inprocess import SiteGrid
+from tests.sites.test_approval import people
 
 __all__ = ["prepared", "sites"]  # fixtures
 
@@ -115,6 +117,19 @@ def test_who_left_is_asked_nothing_by_approval_either(sites, capsys):
     assert "run other" in capsys.readouterr().out
     assert not list(sites.kit("north").approvals.glob("*.json"))
     assert run.rows[-1]["clients"] == ["north", "south", "west"]
+
+
+def test_who_left_cannot_approve_the_run_again_by_mistake(sites, capsys):
+    for name in sites.names:
+        sites.change(name, "policy.yaml", approval="ask")
+    run = sites.train(*WORDS, make_grid=people(sites, north="approve", south="approve", west="approve"))
+    assert run.rows[-1]["clients"] == ["north", "south", "west"]
+    leave(sites, "north")
+    (asked,) = Approvals(sites.kit("north").approvals).asked()
+    said = refused(capsys, "site", "approve", asked.hash, sites.kit("north").folder)
+    assert "north has left the run test" in said and "another id" in said
+    events = [one["event"] for one in read_audit(sites.kit("north").approvals / "decisions.jsonl")]
+    assert events == ["approved", "left"]
 
 
 def test_a_request_is_believed_only_from_the_site_itself(sites, tmp_path, capsys):
