@@ -7,6 +7,7 @@ import numpy as np
 
 from fedfrozen_app.calibration.calibration_rows import Part, outputs, parts_of
 from fedfrozen_app.calibration.masked_sum import MaskedSum, plain_sum
+from fedfrozen_app.calibration.private_quantile import PrivateQuantile, private_quantile
 from fedfrozen_app.calibration.quantile import conformal_quantile, counter
 from fedfrozen_app.calibration.sets import Rule, groups, not_exchangeable, reliability
 from fedfrozen_app.calibration.temperature import fit_temperature, part_of
@@ -16,6 +17,7 @@ from fedfrozen_app.local.worker import Worker
 
 KINDS = ("image", "text", "table", "regression")  # of target: one class, or one number, for each row
 CLIENT, CLASS = "client", "class"
+LARGEST_DEVIATION = 0.05  # of the coverage, by noise: beyond, a stated coverage says little
 
 
 def check_task(worker: Worker) -> None:
@@ -48,14 +50,42 @@ def rule_of(parts: list[Part], coverage: float, *, classes: bool, masked: Masked
     return Rule(coverage, threshold, temperature)
 
 
-def calibrate(worker: Worker, source: str, coverage: float) -> dict[str, Any]:
+def private_rule(
+    parts: list[Part], coverage: float, epsilon: float, masked: MaskedSum | None = None
+) -> tuple[Rule, PrivateQuantile]:
+    """Epsilon for each patient or document: one row of each counts. The temperature stays 1, because a fitted
+    one would cost epsilon, too; the sets cover at any."""
+    draft = Rule(coverage, 0.0, 1.0)
+    scores = [
+        draft.scores(part.logits, part.labels.astype(np.int64))[
+            slice(None) if part.alone is None else part.alone
+        ]
+        for part in parts
+    ]
+    found = private_quantile(coverage, scores, epsilon, plain_sum if masked is None else masked)
+    if found.deviation > LARGEST_DEVIATION:
+        raise UserError(
+            f"Noise of epsilon {epsilon:g} would move the coverage by {found.deviation:.0%} and more: hold "
+            "more rows out, or give a larger --epsilon."
+        )
+    return Rule(coverage, found.value, 1.0), found
+
+
+def calibrate(worker: Worker, source: str, coverage: float, epsilon: float | None = None) -> dict[str, Any]:
     """The content of calibration.json, without the model's digest."""
     check_task(worker)
     classes = worker.task.target.has_classes
+    if epsilon is not None and not classes:
+        raise UserError("--epsilon is for classes: how far off a number may be has no bound to search in.")
     parts = parts_of(worker, source)
     masked = masks_of(worker, source, parts)
-    rule = rule_of(parts, coverage, classes=classes, masked=masked)
-    first = sum(int(part.first.sum()) for part in parts) if classes else 0
+    noise: PrivateQuantile | None = None
+    if epsilon is None:
+        rule = rule_of(parts, coverage, classes=classes, masked=masked)
+    else:
+        rule, noise = private_rule(parts, coverage, epsilon, masked)
+    first = sum(int(part.first.sum()) for part in parts) if classes and noise is None else 0
+    rows = sum(len(part.labels) for part in parts) - first
     found: dict[str, Any] = {
         "version": 1,
         "kind": "classes" if classes else "number",
@@ -66,16 +96,18 @@ def calibrate(worker: Worker, source: str, coverage: float) -> dict[str, Any]:
             "source": source,
             "parts": len(parts),
             "temperature": first,
-            "quantile": sum(len(part.labels) for part in parts) - first,
+            "quantile": rows if noise is None else noise.numbers,
         },
         "masked": masked is not None,
+        "epsilon": epsilon,
+        "noise": None if noise is None else noise.deviation,
     }
     table = worker.data.test_table
     if len(table):
         logits, labels = outputs(worker, table)
         by = groups(rule, logits, labels, columns_of(worker, labels), worker.config.dataset.subgroup_floor)
         found |= {"test": by, "notes": not_exchangeable(by, coverage)}
-        if rule.temperature is not None:
+        if rule.temperature is not None and noise is None:
             labels = labels.astype(np.int64)
             found["before"] = reliability(logits, labels, 1.0)
             found["after"] = reliability(logits, labels, rule.temperature)

@@ -24,6 +24,7 @@ class Part:
     logits: npt.NDArray[np.float64]  # (rows, classes); of a number its prediction, (rows,)
     labels: npt.NDArray[np.int64] | npt.NDArray[np.float64]
     first: npt.NDArray[np.bool_]  # the rows that the temperature is fitted to
+    alone: npt.NDArray[np.bool_] | None = None  # one row of each patient or document; None: all rows
 
 
 def choose_source(config: Config, asked: str | None) -> str:
@@ -64,7 +65,10 @@ def _part(worker: Worker, name: str, rows: torch.Tensor) -> Part:
     numpy_generator(worker.config.seed, "calibration", name).shuffle(units)
     chosen = units[: round(len(units) * FOR_TEMPERATURE)]
     logits, labels = outputs(worker, table)
-    return Part(name, logits, labels, np.isin(worker.corpus.units[rows.numpy()], chosen))
+    of_rows = worker.corpus.units[rows.numpy()]
+    alone = np.zeros(len(of_rows), dtype=bool)
+    alone[np.unique(of_rows, return_index=True)[1]] = True
+    return Part(name, logits, labels, np.isin(of_rows, chosen), alone)
 
 
 def outputs(worker: Worker, table: object) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
