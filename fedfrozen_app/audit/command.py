@@ -192,8 +192,8 @@ def as_claim_grid(claim: dict[str, Any]) -> Grid:
 
 
 def as_attack_grid(found: dict[str, Any]) -> Grid:
-    whose = found["settings"]["members"]
-    of = "" if whose is None else f" Were the rows of client {whose}?"
+    client = found["settings"]["members"]
+    of = "" if client is None else f" Were the rows of client {client}?"
     grid = Grid(title=f"Attacks on {found['strategy']}: who was in the data?{of}")
     for column in ("attack", "result", "95 % interval"):
         grid.add_column(column)

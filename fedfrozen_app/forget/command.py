@@ -53,7 +53,7 @@ def without_client(rollback: Rollback, folder: Path, *, trusted: bool) -> Compos
         f"exclude_clients=[{','.join(quoted_name(name) for name in rollback.excluded)}]",
         quoted("output_dir", str(folder)),
         "overwrite=false",
-        "run_id=null",  # sites are asked anew: what they approved, counted and kept is the old run's
+        "run_id=null",  # a new one: what sites approved, counted and kept is the old run's
     ]
     composed = stored_config(run, words, had, extra, trusted=trusted, trains=True)
     return composed.with_absolute_paths()
