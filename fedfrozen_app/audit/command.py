@@ -40,6 +40,7 @@ from fedfrozen_app.report.output import replace_file
 @dataclass
 class AuditSettings:
     client: str | None = None  # whose uploads are attacked; None: the audited one's, or those of client 0
+    members: str | None = None  # whose rows the final model is asked about; None: of all that took part
     rows: int = 500  # members, and as many others, in an attack
     shadow_pairs: int = 2
     shadow_epochs: int = 10
@@ -68,6 +69,9 @@ def attack(run: Path, settings: AuditSettings, *, trusted: bool) -> dict[str, An
     clients = took_part(worker, run)
     settings.client = settings.client or worker.config.privacy.audited or "0"
     check_client(worker, run, settings.client)
+    if settings.members is not None:
+        check_client(worker, run, settings.members)
+        clients = [settings.members]
     final = {name: value.detach().clone() for name, value in worker.parameters.items()}
     return {
         "run": str(run),
@@ -137,7 +141,7 @@ def check_client(worker: Worker, run: Path, client: str) -> None:
 def attack_model(
     worker: Worker, clients: list[str], final: dict[str, Tensor], settings: AuditSettings
 ) -> dict[str, Any]:
-    """Members are the training rows of all clients that took part, the others the test rows."""
+    """Members are the training rows of these clients, the others the test rows."""
     members = torch.cat([worker.rows(client).train for client in clients])
     pool = _pool(worker, members, settings)
     losses = losses_of(worker, pool.rows, final)
@@ -190,7 +194,9 @@ def as_claim_grid(claim: dict[str, Any]) -> Grid:
 
 
 def as_attack_grid(found: dict[str, Any]) -> Grid:
-    grid = Grid(title=f"Attacks on {found['strategy']}: who was in the data?")
+    client = found["settings"]["members"]
+    of = "" if client is None else f" Were the rows of client {client}?"
+    grid = Grid(title=f"Attacks on {found['strategy']}: who was in the data?{of}")
     for column in ("attack", "result", "95 % interval"):
         grid.add_column(column)
     attacks = {

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 from fedfrozen_app.calibration.calibration_rows import Part, outputs, parts_of
+from fedfrozen_app.calibration.masked_sum import MaskedSum, plain_sum
+from fedfrozen_app.calibration.private_quantile import PrivateQuantile, private_quantile
 from fedfrozen_app.calibration.quantile import conformal_quantile, counter
 from fedfrozen_app.calibration.sets import Rule, groups, not_exchangeable, reliability
 from fedfrozen_app.calibration.temperature import fit_temperature, part_of
@@ -15,6 +17,7 @@ from fedfrozen_app.local.worker import Worker
 
 KINDS = ("image", "text", "table", "regression")  # of target: one class, or one number, for each row
 CLIENT, CLASS = "client", "class"
+LARGEST_DEVIATION = 0.05  # of the coverage, by noise: beyond, a stated coverage says little
 
 
 def check_task(worker: Worker) -> None:
@@ -25,19 +28,19 @@ def check_task(worker: Worker) -> None:
         )
 
 
-def rule_of(parts: list[Part], coverage: float, *, classes: bool) -> Rule:
-    """From sums over the parts alone."""
+def rule_of(parts: list[Part], coverage: float, *, classes: bool, masked: MaskedSum | None = None) -> Rule:
+    """From sums over the parts alone, which `masked` hides the parts in."""
+    add, rounding = (plain_sum, 0.0) if masked is None else (masked, masked.rounding)
     temperature = None
     if classes:
-        fitted = [
-            part_of(p.logits[p.first], p.labels[p.first].astype(np.int64)) for p in parts if p.first.any()
-        ]
-        temperature = fit_temperature(fitted) if fitted else 1.0
+        fitted = [part_of(p.logits[p.first], p.labels[p.first].astype(np.int64)) for p in parts]
+        some = any(p.first.any() for p in parts)
+        temperature = fit_temperature(fitted, add, rounding) if some else 1.0
         parts = [Part(p.name, p.logits[~p.first], p.labels[~p.first], p.first[~p.first]) for p in parts]
     draft = Rule(coverage, 0.0, temperature)
     scores = [draft.scores(part.logits, part.labels) for part in parts]
     count = sum(map(len, scores))
-    threshold = conformal_quantile(coverage, [counter(own) for own in scores if len(own)], count)
+    threshold = conformal_quantile(coverage, [counter(own) for own in scores], count, add)
     least = math.ceil(round(coverage / (1 - coverage), 9))
     if not np.isfinite(threshold):
         raise UserError(
@@ -47,13 +50,42 @@ def rule_of(parts: list[Part], coverage: float, *, classes: bool) -> Rule:
     return Rule(coverage, threshold, temperature)
 
 
-def calibrate(worker: Worker, source: str, coverage: float) -> dict[str, Any]:
+def private_rule(
+    parts: list[Part], coverage: float, epsilon: float, masked: MaskedSum | None = None
+) -> tuple[Rule, PrivateQuantile]:
+    """Epsilon for each patient or document: one row of each counts. The temperature stays 1, because a fitted
+    one would cost epsilon, too; the sets cover at any."""
+    draft = Rule(coverage, 0.0, 1.0)
+    scores = [
+        draft.scores(part.logits, part.labels.astype(np.int64))[
+            slice(None) if part.alone is None else part.alone
+        ]
+        for part in parts
+    ]
+    found = private_quantile(coverage, scores, epsilon, plain_sum if masked is None else masked)
+    if found.deviation > LARGEST_DEVIATION:
+        raise UserError(
+            f"Noise of epsilon {epsilon:g} would move the coverage by {found.deviation:.0%} and more: hold "
+            "more rows out, or give a larger --epsilon."
+        )
+    return Rule(coverage, found.value, 1.0), found
+
+
+def calibrate(worker: Worker, source: str, coverage: float, epsilon: float | None = None) -> dict[str, Any]:
     """The content of calibration.json, without the model's digest."""
     check_task(worker)
     classes = worker.task.target.has_classes
+    if epsilon is not None and not classes:
+        raise UserError("--epsilon is for classes: how far off a number may be has no bound to search in.")
     parts = parts_of(worker, source)
-    rule = rule_of(parts, coverage, classes=classes)
-    first = sum(int(part.first.sum()) for part in parts) if classes else 0
+    masked = masks_of(worker, source, parts)
+    noise: PrivateQuantile | None = None
+    if epsilon is None:
+        rule = rule_of(parts, coverage, classes=classes, masked=masked)
+    else:
+        rule, noise = private_rule(parts, coverage, epsilon, masked)
+    first = sum(int(part.first.sum()) for part in parts) if classes and noise is None else 0
+    rows = sum(len(part.labels) for part in parts) - first
     found: dict[str, Any] = {
         "version": 1,
         "kind": "classes" if classes else "number",
@@ -64,19 +96,30 @@ def calibrate(worker: Worker, source: str, coverage: float) -> dict[str, Any]:
             "source": source,
             "parts": len(parts),
             "temperature": first,
-            "quantile": sum(len(part.labels) for part in parts) - first,
+            "quantile": rows if noise is None else noise.numbers,
         },
+        "masked": masked is not None,
+        "epsilon": epsilon,
+        "noise": None if noise is None else noise.deviation,
     }
     table = worker.data.test_table
     if len(table):
         logits, labels = outputs(worker, table)
         by = groups(rule, logits, labels, columns_of(worker, labels), worker.config.dataset.subgroup_floor)
         found |= {"test": by, "notes": not_exchangeable(by, coverage)}
-        if rule.temperature is not None:
+        if rule.temperature is not None and noise is None:
             labels = labels.astype(np.int64)
             found["before"] = reliability(logits, labels, 1.0)
             found["after"] = reliability(logits, labels, rule.temperature)
     return found
+
+
+def masks_of(worker: Worker, source: str, parts: list[Part]) -> MaskedSum | None:
+    """For clients' rows of a run whose sums were masked: those of its calibration are too."""
+    settings = worker.config.secure_aggregation
+    if settings.name == "off" or source != "clients":
+        return None
+    return MaskedSum([part.name for part in parts], settings)
 
 
 def columns_of(worker: Worker, labels: Any) -> dict[str, Any]:

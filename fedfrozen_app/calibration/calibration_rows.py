@@ -25,16 +25,14 @@ class Part:
     logits: npt.NDArray[np.float64]  # (rows, classes); of a number its prediction, (rows,)
     labels: npt.NDArray[np.int64] | npt.NDArray[np.float64]
     first: npt.NDArray[np.bool_]  # the rows that the temperature is fitted to
+    alone: npt.NDArray[np.bool_] | None = None  # one row of each patient or document; None: all rows
 
 
 def choose_source(config: Config, asked: str | None) -> str:
-    """Clients' rows where a round could have asked for counts of them as they are; else the server's own."""
-    masked, private = config.secure_aggregation.name == "on", config.privacy.name != "none"
+    """Clients' rows where a round could have asked for counts of them; else the server's own."""
     reason = (
-        "its clients' counts are summed under masks, which end with the run"
-        if masked
-        else "its clients hold no rows out, because privacy=dp_sgd would not cover them"
-        if private
+        "its clients hold no rows out, because privacy=dp_sgd would not cover them"
+        if config.privacy.name != "none"
         else "its sites hold their rows, and calibrate takes none from them"
         if config.runtime.name == "deployed"
         else ""
@@ -70,7 +68,10 @@ def _part(worker: Worker, name: str, rows: torch.Tensor) -> Part:
     numpy_generator(worker.config.seed, "calibration", name).shuffle(units)
     chosen = units[: round(len(units) * FOR_TEMPERATURE)]
     logits, labels = outputs(worker, table)
-    return Part(name, logits, labels, np.isin(worker.corpus.units[rows.numpy()], chosen))
+    of_rows = worker.corpus.units[rows.numpy()]
+    alone = np.zeros(len(of_rows), dtype=bool)
+    alone[np.unique(of_rows, return_index=True)[1]] = True
+    return Part(name, logits, labels, np.isin(of_rows, chosen), alone)
 
 
 def outputs(worker: Worker, table: object) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:

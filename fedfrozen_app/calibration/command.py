@@ -21,11 +21,13 @@ def calibrate(arguments: list[str]) -> None:
     run, _ = run_folder("calibrate", [given.run])
     if not 0.5 <= given.coverage <= 0.999:
         raise UserError(f"--coverage {given.coverage:g} is out of range: give 0.5 to 0.999, such as 0.9.")
+    if given.epsilon is not None and not 0.01 <= given.epsilon <= 100:
+        raise UserError(f"--epsilon {given.epsilon:g} is out of range: give 0.01 to 100, such as 4.")
     worker = load_run(run, [], trusted=given.trust_folder)
     check_task(worker)
     source = choose_source(worker.config, given.rows)
     with worker.only_global():
-        found = calibrated(worker, source, given.coverage)
+        found = calibrated(worker, source, given.coverage, given.epsilon)
     found["model_sha256"] = file_digest(run / "model.safetensors")
     replace_file(run / FILE, json.dumps(found, indent=1) + "\n")
     write_report(run)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from fedfrozen_app.calibration.masked_sum import Add, plain_sum
+
 Numbers = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 Count = Callable[[int, int], Counts]  # (known leading bytes as a number, how many of them): 256 counts
@@ -38,11 +40,11 @@ def rank_of(level: float, numbers: int) -> int:
     return math.ceil(round((numbers + 1) * level, 9))  # 0.9 · 100 is more than 90 in floating point
 
 
-def smallest(rank: int, parts: Sequence[Count]) -> float:
-    """The `rank`-th smallest number of all parts; infinity beyond the last."""
+def smallest(rank: int, parts: Sequence[Count], add: Add = plain_sum) -> float:
+    """The `rank`-th smallest number of all parts; infinity beyond the last. `add` is exact for counts."""
     known = 0
     for length in range(BYTES):
-        counts = np.stack([part(known, length) for part in parts]).sum(axis=0)
+        counts = np.rint(add([part(known, length).astype(np.float64) for part in parts])).astype(np.int64)
         below = np.cumsum(counts)
         if rank > below[-1]:
             return math.inf
@@ -52,6 +54,6 @@ def smallest(rank: int, parts: Sequence[Count]) -> float:
     return float(np.array(known, dtype=np.uint64).view(np.float64))
 
 
-def conformal_quantile(level: float, parts: Sequence[Count], numbers: int) -> float:
+def conformal_quantile(level: float, parts: Sequence[Count], numbers: int, add: Add = plain_sum) -> float:
     """The score which a further exchangeable row does not exceed with at least this probability."""
-    return smallest(rank_of(level, numbers), parts)
+    return smallest(rank_of(level, numbers), parts, add)

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import softmax
 
+from fedfrozen_app.calibration.masked_sum import Add, plain_sum
+
 Logits = npt.NDArray[np.float64]  # (rows, classes)
 Labels = npt.NDArray[np.int64]
 Sums = npt.NDArray[np.float64]  # the first and second derivative of the loss by β
@@ -30,25 +32,21 @@ def part_of(logits: Logits, labels: Labels) -> Part:
     return sums
 
 
-def fit_temperature(parts: Sequence[Part]) -> float:
-    """The temperature under which all rows together are likeliest."""
+def fit_temperature(parts: Sequence[Part], add: Add = plain_sum, rounding: float = 0.0) -> float:
+    """The temperature under which all rows together are likeliest; `rounding`: the error of a sum."""
     low, high = 1 / HOTTEST, 1 / COLDEST
     beta = 1.0
     for _ in range(STEPS):
-        gradient, curvature = _summed(parts, beta)
+        gradient, curvature = add([part(beta) for part in parts])
         if gradient > 0:
             high = min(high, beta)  # the minimum lies below
         else:
             low = max(low, beta)
-        if gradient == 0 or high <= low:
+        if abs(gradient) <= rounding or high <= low:
             break
         step = beta - gradient / curvature if curvature > 0 else -1.0
         following = step if low < step < high else (low + high) / 2
-        if abs(following - beta) <= 1e-15 * beta:
+        if abs(following - beta) <= max(1e-15 * beta, rounding / curvature if curvature > 0 else 0.0):
             break
         beta = following
     return 1 / beta
-
-
-def _summed(parts: Sequence[Part], beta: float) -> Sums:
-    return np.sum([part(beta) for part in parts], axis=0)

@@ -10,7 +10,7 @@ from fedfrozen_app.capsule.crate import About
 from fedfrozen_app.capsule.opened import Capsule, open_capsule
 from fedfrozen_app.capsule.rerun import HOLDS, Verdict, configured, run_cell, sampled
 from fedfrozen_app.capsule.tampering import find_places, inner_problems
-from fedfrozen_app.capsule.write import today, write_capsule
+from fedfrozen_app.capsule.write import LOCK, today, write_capsule
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.core.streams import print_text
@@ -74,8 +74,7 @@ def reproduce(arguments: list[str]) -> int:
 
 def tell_environment(found: Capsule, out: Path) -> None:
     """What here differs from there: it explains bits that differ, and fails nothing by itself."""
-    stated = (found.folder / "requirements.txt").read_text("utf-8").split()
-    here = environment.lock_differences(stated)
+    here = environment.lock_differences((found.folder / LOCK).read_text("utf-8"))
     if environment.sources(out / "work") != found.record["code"]["sources"]:
         here.insert(0, "the code of fedfrozen")
     if not here:
@@ -84,7 +83,7 @@ def tell_environment(found: Capsule, out: Path) -> None:
     more = f", and {len(here) - 8} more" if len(here) > 8 else ""
     print_text(
         f"Other here than in the capsule: {', '.join(here[:8])}{more}. For the same environment: pip install "
-        f"-r {found.folder / 'requirements.txt'} {found.folder / found.record['code']['wheel']}"
+        f"-r {found.folder / LOCK} {found.folder / found.record['code']['wheel']}"
     )
 
 

@@ -17,6 +17,7 @@ from fedfrozen_app.core.bundles import digest_of_sources, source_digest
 from fedfrozen_app.core.errors import UserError
 
 PACKAGES = ("fedfrozen_app/", "strategies/", "clients/")
+BUILD = "  # built as "  # in a lock, before the exact build of a version
 CONF = "fedfrozen_app/conf/"  # where a wheel has it; a bundle has conf/
 
 
@@ -30,14 +31,25 @@ def lock() -> list[str]:
     return [f"{name}=={number}" for name, number in sorted(found.items()) if name != "fedfrozen"]
 
 
-def lock_differences(stated: list[str]) -> list[str]:
-    """Of the stated packages, those which are here in another version, or not at all."""
+def lock_text() -> str:
+    """The lock as a file for pip. A build such as 2.13.0+cpu is in one index alone: elsewhere its version is
+    installed, and the comment says what was here."""
+    lines = []
+    for word in lock():
+        version_here, plus, build = word.partition("+")
+        lines.append(f"{version_here}{BUILD}{word.partition('==')[2]}\n" if plus and build else f"{word}\n")
+    return "".join(lines)
+
+
+def lock_differences(text: str) -> list[str]:
+    """Of the packages in this lock, those which are here in another version or build, or not at all."""
     here = dict(word.partition("==")[::2] for word in lock())
     found = []
-    for word in stated:
+    for line in text.splitlines():
+        word, _, build = line.partition(BUILD)
         name, _, number = word.partition("==")
-        if here.get(name) != number:
-            found.append(f"{name} {number} (here {here.get(name, 'not installed')})")
+        if here.get(name) != (build or number):
+            found.append(f"{name} {build or number} (here {here.get(name, 'not installed')})")
     return found
 
 

@@ -61,7 +61,7 @@ def write_capsule(folder: Path, out: Path, about: About, *, trusted: bool = Fals
         wheel = environment.build_wheel(Path(work))
         made.files[wheel.name] = wheel.read_bytes()
         code = {"wheel": wheel.name, "sources": environment.sources_of_wheel(wheel)}
-    made.files[LOCK] = "".join(f"{line}\n" for line in environment.lock()).encode()
+    made.files[LOCK] = environment.lock_text().encode()
     add_table(made, comparison)
     add_papers(made, about)
     record = {

@@ -4,12 +4,14 @@ import shlex
 from pathlib import Path
 
 from fedfrozen_app.config import ComposedConfig, quoted
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.signing import read_private
 from fedfrozen_app.core.streams import print_text
 from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.files import checkpoint, status
 from fedfrozen_app.files.checkpoint import Checkpoint
 from fedfrozen_app.files.folders import check_free
+from fedfrozen_app.forget.asked import read_request
 from fedfrozen_app.forget.rollback import Rollback, plan_rollback
 from fedfrozen_app.forget.statement import FILE, write_statement
 from fedfrozen_app.launch import check_writable, execute, run_folder
@@ -22,7 +24,13 @@ def forget(arguments: list[str]) -> None:
     run, _ = run_folder("forget", [given.run])
     status.check_unowned(run)
     key = None if given.key is None else read_private(given.key)
-    rollback = plan_rollback(run, given.client, from_start=given.from_start)
+    asked = None if given.request is None else read_request(run, given.request)
+    if (given.client is None) == (asked is None):
+        raise UserError("Say who leaves: --client NAME, or --request FILE of a site, and not both.")
+    client = given.client if asked is None else asked.request.site
+    rollback = plan_rollback(run, client, from_start=given.from_start)
+    if asked is not None:
+        print_text(asked.sentence)
     print_text(rollback.cost())
     if given.dry_run:
         return
@@ -30,7 +38,7 @@ def forget(arguments: list[str]) -> None:
     composed = without_client(rollback, folder, trusted=given.trust_folder)
     if not is_done(folder, composed):
         run_again(composed, folder)
-    statement = write_statement(rollback, folder, composed.config, key)
+    statement = write_statement(rollback, folder, composed.config, key, asked)
     print_text(f"Wrote {folder / FILE}{'' if key is None else ', signed'}.")
     if held := statement["files_that_still_hold_it"]:
         print_text(f"{run} still holds the client's part in {', '.join(held)}: delete that folder.")
@@ -45,6 +53,7 @@ def without_client(rollback: Rollback, folder: Path, *, trusted: bool) -> Compos
         f"exclude_clients=[{','.join(quoted_name(name) for name in rollback.excluded)}]",
         quoted("output_dir", str(folder)),
         "overwrite=false",
+        "run_id=null",  # a new one: what sites approved, counted and kept is the old run's
     ]
     composed = stored_config(run, words, had, extra, trusted=trusted, trains=True)
     return composed.with_absolute_paths()

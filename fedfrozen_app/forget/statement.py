@@ -12,6 +12,7 @@ from fedfrozen_app.files import checkpoint, client_segments, disk, status
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.files.folder_manifest import file_digest
 from fedfrozen_app.files.rows import first_rounds, read_rows
+from fedfrozen_app.forget.asked import Asked
 from fedfrozen_app.forget.rollback import Rollback
 from fedfrozen_app.launch import finished
 
@@ -19,17 +20,19 @@ FILE = "forget.json"
 FORMAT = 1
 
 
-def write_statement(rollback: Rollback, folder: Path, config: Config, key: Private | None) -> dict[str, Any]:
-    """Of the run in `folder`, which is finished."""
+def write_statement(
+    rollback: Rollback, folder: Path, config: Config, key: Private | None, asked: Asked | None = None
+) -> dict[str, Any]:
+    """Of the run in `folder`, which is finished; `asked`: the site's own request, if it made one."""
     summary, rows = finished(folder), read_rows(folder)
     again = [row for row in rows if row["round"] > rollback.start_round]
-    asked = first_rounds(rows).keys() & set(rollback.excluded)
-    if asked:
-        raise AssertionError(f"{folder} asked {sorted(asked)} to train")
+    if trained := first_rounds(rows).keys() & set(rollback.excluded):
+        raise AssertionError(f"{folder} asked {sorted(trained)} to train")
     found = {
         "format": FORMAT,
         "client": rollback.client,
         "clients_left_out": rollback.excluded,
+        "request": None if asked is None else asked.record,
         "run": rollback.run.name,
         "first_round": rollback.first,
         "rounds_with_client": sum(rollback.client in row.get("clients", ()) for row in rollback.rows),

@@ -28,7 +28,7 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
     rows, whole = found["rows"], (found.get("test") or {}).get("all", {}).get("all")
     of = "the server's" if rows["source"] == "server" else f"{counted(rows['parts'], 'client')}'"
     lines = []
-    if found["temperature"] is not None:
+    if found["temperature"] is not None and found.get("epsilon") is None:
         change = ""
         if "before" in found:
             before, after = found["before"], found["after"]
@@ -43,6 +43,15 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
         else f"the interval is the prediction plus and minus {found['threshold']:.4g}"
     )
     lines.append(f"Coverage {found['coverage']:.0%}: {what}, from {of} {rows['quantile']} rows.")
+    if found.get("epsilon") is not None:
+        lines.append(
+            f"With noise of epsilon {found['epsilon']:g} for each patient or document, which moves the "
+            f"coverage by about {found['noise']:.1%}. The temperature stays 1. Each call spends it again."
+        )
+    if found.get("masked"):
+        lines.append(
+            "Each client's sums and counts were masked: only those of all clients together are known."
+        )
     if whole:
         lines.append(
             f"On {whole['rows']:,} test rows {whole['coverage']:.1%} are covered (95 %: {whole['low']:.1%} "

@@ -2,6 +2,7 @@
 
     VAR/approvals/HASH.json       what is proposed
     VAR/approvals/HASH.decision   what a person decided, who, when and why
+    VAR/approvals/RUN.left        the site has left this run, whatever is proposed for it from now on
 
 `decide` and `approval_verbs` hold what people do about it. People at the server and at the site compare the
 hash outside the federation, for instance by telephone: the server's log shows it too.
@@ -91,6 +92,14 @@ class Approvals:
         except DAMAGED:
             return Decision(False, "nobody: the decision cannot be read", "")
 
+    def leave(self, run: str) -> None:
+        """Take part in nothing of this run any more."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_file(self.folder / f"{run}.left", "")
+
+    def has_left(self, run: str) -> bool:
+        return (self.folder / f"{run}.left").exists()
+
     def has(self, proposal_hash: str) -> bool:
         """Whether it was put before the people of the site."""
         return (self.folder / f"{proposal_hash}.json").exists()
@@ -121,6 +130,7 @@ class Approvals:
     def decide(self, proposal_hash: str, *, approved: bool, reason: str = "") -> Decision:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         decision = Decision(approved, account_name(), now, reason)
+        self.folder.mkdir(parents=True, exist_ok=True)  # a policy that asks nobody leaves none
         replace_file(self.folder / f"{proposal_hash}.decision", json.dumps(asdict(decision)))
         return decision
 

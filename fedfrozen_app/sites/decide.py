@@ -7,13 +7,14 @@ their own.
 """
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import printable
+from fedfrozen_app.exchange.proposal import Proposal
 from fedfrozen_app.sites.approval import Approvals, Asked, Decision, account_name
 from fedfrozen_app.sites.audit_log import AuditLog, read_audit
 from fedfrozen_app.sites.kit import Kit
@@ -29,9 +30,15 @@ def approve(kit: Kit, asked: Asked) -> Decision:
             f"{asked.hash} cannot be read ({asked.problem}), so that nobody can know what it asks for: "
             f"`fedfrozen site refuse {asked.hash} {kit.folder}` refuses it."
         )
+    approvals = Approvals(kit.approvals)
+    if isinstance(asked.proposal, Proposal) and approvals.has_left(asked.proposal.run.id):
+        raise UserError(
+            f"{kit.name} has left the run {asked.proposal.run.id}, and gives it nothing: only a run with "
+            "another id can be approved."
+        )
     with decision_log(kit) as log:
         _write(log, "approved", asked)
-        return Approvals(kit.approvals).decide(asked.hash, approved=True)
+        return approvals.decide(asked.hash, approved=True)
 
 
 def refuse(kit: Kit, asked: Asked, reason: str = "") -> Decision:
@@ -51,19 +58,37 @@ def revoke(kit: Kit, asked: Asked, reason: str = "") -> Decision:
     return _refuse(kit, asked, reason, "revoked")
 
 
+def leave(kit: Kit, run: str, proposals: Sequence[str], reason: str = "") -> Decision:
+    """The site takes part in nothing of this run any more. It holds before it is recorded; the last
+    decision."""
+    reason = _checked(reason)
+    approvals = Approvals(kit.approvals)
+    approvals.leave(run)
+    found = [approvals.decide(one, approved=False, reason=reason) for one in proposals]
+    with decision_log(kit) as log:
+        for one in proposals:
+            log.write("left", proposal=one, what=f"the run {run}", by=account_name(), reason=reason)
+    return found[-1]
+
+
 def decisions(kit: Kit) -> list[dict[str, Any]]:
     """Every decision, oldest first; `UserError` if the chain is broken."""
     return read_audit(kit.approvals / LOG)
 
 
 def _refuse(kit: Kit, asked: Asked, reason: str, event: str) -> Decision:
-    reason = printable(reason.strip())
-    if len(reason) > LONGEST_REASON:
-        raise UserError(f"The reason has {len(reason)} characters: give {LONGEST_REASON} at most.")
+    reason = _checked(reason)
     decision = Approvals(kit.approvals).decide(asked.hash, approved=False, reason=reason)
     with decision_log(kit) as log:
         _write(log, event, asked, reason)
     return decision
+
+
+def _checked(reason: str) -> str:
+    reason = printable(reason.strip())
+    if len(reason) > LONGEST_REASON:
+        raise UserError(f"The reason has {len(reason)} characters: give {LONGEST_REASON} at most.")
+    return reason
 
 
 def _write(log: AuditLog, event: str, asked: Asked, reason: str = "") -> None:

@@ -1,10 +1,11 @@
-"""`fedfrozen site audit [KIT]`: the audit log, one line per event."""
+"""`fedfrozen site audit [KIT]`: the audit log and people's decisions, one line per event."""
 
 import json
 
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.sites.audit_log import check_anchors, read_audit
+from fedfrozen_app.sites.decide import decisions
 from fedfrozen_app.sites.kit import Kit
 
 HIDDEN_FIELDS = ("time", "event", "salt", "previous", "digest", "bundle")
@@ -14,7 +15,7 @@ def show_audit(arguments: list[str]) -> None:
     """The verb."""
     options = parse("site audit", arguments)
     kit = Kit.read(options.kit)
-    for entry in read_audit(kit.audit):
+    for entry in sorted([*read_audit(kit.audit), *decisions(kit)], key=lambda entry: str(entry["time"])):
         head = f"{entry['time'][:19]}  {entry['event']:8}"
         if entry["event"] == "sent":
             epsilon = "" if entry["epsilon"] is None else f", epsilon {entry['epsilon']:g}"

@@ -82,6 +82,8 @@ class SiteState:
 
     def check_proposal(self, proposal: Proposal, incoming: Incoming) -> View:
         """Hold a proposal against policy and budget: the view that it may use."""
+        if self.approvals.has_left(proposal.run.id):
+            raise RequestRefused("this site has left the run")
         view, policy = self.view(proposal.data.view), incoming.policy
         if problem := policy.problem_of_proposal(proposal, view, incoming.bundle):
             raise RequestRefused(problem)

@@ -6,7 +6,16 @@ from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.sites.kit import Kit
 
-OF_A_KIT = ("pending", "show", "approve", "refuse", "revoke", "audit", "desk")  # what people of a site call
+OF_A_KIT = (
+    "pending",
+    "show",
+    "approve",
+    "refuse",
+    "revoke",
+    "leave",
+    "audit",
+    "desk",
+)  # what people of a site call
 WORDS = {
     "node": "fedfrozen_app.sites.guard:node",
     "exec": "fedfrozen_app.sites.guard:executor",
@@ -23,6 +32,7 @@ WORDS = {
     "approve": "fedfrozen_app.sites.approval_verbs:approve",
     "refuse": "fedfrozen_app.sites.approval_verbs:refuse",
     "revoke": "fedfrozen_app.sites.approval_verbs:revoke",
+    "leave": "fedfrozen_app.sites.leave:leave",
 }
 
 

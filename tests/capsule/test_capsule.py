@@ -10,8 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.capsule import environment
 from fedfrozen_app.capsule.claims import again
 from fedfrozen_app.capsule.environment import sources_of_wheel
 from fedfrozen_app.capsule.opened import open_capsule
@@ -282,6 +284,21 @@ def test_places_are_known_by_their_files(tmp_path):
     assert portable_words(["seed=1", "dataset.path='/x/d e'", "output_dir=/y"], {"/x/d e": "data/d"}) == [
         "seed=1",
         "dataset.path='data/d'",
+    ]
+
+
+def test_a_lock_can_be_installed_from_any_index_and_names_the_exact_build(monkeypatch):
+    """No public index has torch 2.13.0+cpu: pip would refuse the whole file."""
+    monkeypatch.setattr(environment, "lock", lambda: ["numpy==2.4.6", "torch==2.13.0+cpu"])
+    text = environment.lock_text()
+    assert text == "numpy==2.4.6\ntorch==2.13.0  # built as 2.13.0+cpu\n"
+    read = [Requirement(line.partition(" #")[0]) for line in text.splitlines()]
+    assert "2.13.0+cpu" in read[1].specifier and "2.13.0" in read[1].specifier
+    assert environment.lock_differences(text) == []
+    monkeypatch.setattr(environment, "lock", lambda: ["torch==2.13.0"])
+    assert environment.lock_differences(text) == [
+        "numpy 2.4.6 (here not installed)",
+        "torch 2.13.0+cpu (here 2.13.0)",
     ]
 
 

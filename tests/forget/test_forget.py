@@ -166,6 +166,16 @@ def test_an_interrupted_call_goes_on_where_it_was(finished, left, tmp_path, monk
     assert (out / "forget.json").exists()
 
 
+def test_a_resumed_run_keeps_the_client_out(finished, left, tmp_path):
+    client, _ = latest(finished)
+    more = tmp_path / "more"
+    shutil.copytree(left.folder, more)
+    assert command(["resume", str(more), "num_rounds=6", "participation=1.0"]) == 0
+    rows = Run(more).rows
+    assert rows[-1]["round"] == 6 and len(rows[-1]["clients"]) == 4
+    assert all(client not in row.get("clients", ()) for row in rows)
+
+
 def test_a_dry_run_says_the_cost_and_runs_nothing(finished, tmp_path, capsys):
     client, _ = latest(finished)
     out = tmp_path / "none"

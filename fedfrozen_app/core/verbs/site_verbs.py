@@ -133,6 +133,21 @@ SITE_VERBS: dict[str, Verb] = {
         (HASH, KIT, REASON),
         ("fedfrozen site revoke 3f9a north",),
     ),
+    "site leave": Verb(
+        "Give a run no further reply, and ask its operators to take this site out of its model.",
+        (
+            word("run", metavar="RUN", help="its id, or its proposal's hash: 4 characters of it or more"),
+            KIT,
+            word("--reason", default="", metavar="TEXT", help="why, for the site's record and the request"),
+            word("--out", type=Path, metavar="FILE", help="the signed request (default: KIT/leave-RUN.json)"),
+        ),
+        (
+            "fedfrozen site leave trial-7 north",
+            "fedfrozen site leave 3f9a north --reason 'consent withdrawn'",
+        ),
+        "The record of decisions says who left, and when. Send the request to the operators: with it, "
+        "`fedfrozen forget` makes the model that the run would have made without this site.",
+    ),
     "server": Verb(
         "What runs in the server's kit.",
         (word("word", metavar="WORD", help="see below; `fedfrozen server WORD --help`"),),

@@ -62,6 +62,9 @@ TRAIN_VERBS: dict[str, Verb] = {
             RUN,
             word("--coverage", type=float, default=0.9, metavar="SHARE", help="default: 0.9"),
             word(
+                "--epsilon", type=float, metavar="E", help="with noise of this epsilon for each unit"
+            ),
+            word(
                 "--rows",
                 choices=("clients", "server"),
                 help="whose held-out rows; default: the clients', where counts of them may be asked for",
@@ -75,7 +78,8 @@ TRAIN_VERBS: dict[str, Verb] = {
         "Take a client out of a finished run: its rounds since that client's first, again, without it.",
         (
             RUN,
-            word("--client", required=True, metavar="NAME", help="a client's number, or a site's name"),
+            word("--client", metavar="NAME", help="a client's number, or a site's name"),
+            word("--request", type=Path, metavar="FILE", help="instead: what `fedfrozen site leave` wrote"),
             word("--out", type=Path, metavar="DIR", help="the new run's folder; default: RUN-without-NAME"),
             word("--dry-run", action="store_true", help="say what it would cost, and stop"),
             word("--from-start", action="store_true", help="run all rounds again, without a checkpoint"),

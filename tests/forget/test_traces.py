@@ -1,0 +1,32 @@
+"""Membership inference on the rows of a client that left: it finds them before, and guesses after."""
+
+import json
+
+import pytest
+
+from fedfrozen_app.__main__ import run as command
+
+OVERFITTED = [
+    *("strategy=fedavg", "partition=iid", "num_rounds=4", "eval_every=4", "client.local_epochs=20"),
+    *("client.lr=5e-3", "client.lr_schedule=constant", "client.weight_decay=0", "dataset.limit=300"),
+]
+
+
+@pytest.mark.slow
+def test_the_rows_of_a_client_that_left_are_no_longer_found(train, tmp_path, capsys):
+    run, out = train(*OVERFITTED), tmp_path / "without"
+    assert command(["forget", str(run.folder), "--client", "2", "--out", str(out)]) == 0
+    found = {}
+    for name, folder, client in (("before", run.folder, "2"), ("after", out, "2"), ("still in", out, "0")):
+        capsys.readouterr()
+        words = [f"members={client}", "shadow_pairs=4", "shadow_epochs=20"]
+        assert command(["audit", str(folder), *words]) == 0
+        assert f"Were the rows of client {client}?" in capsys.readouterr().out
+        found[name] = json.loads((folder / "audit.json").read_text())["final_model"]
+    print(json.dumps(found, indent=1))
+    for attack in ("loss", "shadow"):
+        before, after, still = (found[name][attack] for name in ("before", "after", "still in"))
+        assert before["low"] > 0.5 and still["low"] > 0.5
+        assert after["low"] < 0.5 < before["low"] and after["auc"] < before["low"]
+    assert command(["audit", str(out), "members=9"]) == 2
+    assert "has no client 9: choose one from 0 to 2." in capsys.readouterr().err
