@@ -49,7 +49,9 @@ class Vessels:
             key=lambda place: self.by[place[:2]][place[2]],
         )
         value = self.by[arm, site][seed]
-        return f"The lowest of all: {ARMS[arm]}, seed {seed}, on {SITES[site]}: {value:.3f}. It is in the means."
+        return (
+            f"The lowest of all: {ARMS[arm]}, seed {seed}, on {SITES[site]}: {value:.3f}. It is in the means."
+        )
 
     def speed(self) -> str:
         """Images a second of ten stacked clients, and the ratio to one client after another."""

@@ -19,6 +19,7 @@ from fedfrozen_app.config import Config
 from fedfrozen_app.config.schema.run_config import defaults, sections
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.data.federated import Shares
+from fedfrozen_app.data.row_lists import RowLists
 from fedfrozen_app.models.wrapper import wrapper_of
 
 POOLED, ALONE = "the run's own model, all rows", "the run's own model, each site alone"
@@ -81,7 +82,7 @@ class Central:
         rows = np.sort(np.concatenate([np.asarray(parts.indices[client]) for client in self.clients]))
         test = (np.sort(np.concatenate([tested[client] for client in self.clients])),) if tested else ()
         note = f"All rows in one place: {counted(len(rows), 'row')}."
-        one = replace(parts, indices=(rows,), names=("all rows",), note=note)
+        one = replace(parts, indices=RowLists.of([rows]), names=("all rows",), note=note)
         return replace(self.shares, partition=one, test=test)
 
     def others(self, client: int) -> frozenset[str]:

@@ -13,16 +13,16 @@ class Numbered(Sequence[str]):
     it is read: a million names take as much memory as a million small models."""
 
     def __init__(self, count: int, excluded: frozenset[str] = frozenset()) -> None:
-        self.count = count
+        self.named = count
         self.excluded = tuple(sorted(int(name) for name in excluded if self._is_name(name)))
 
     def _is_name(self, name: object) -> bool:
         if not isinstance(name, str) or not name.isdecimal() or str(int(name)) != name:
             return False
-        return int(name) < self.count
+        return int(name) < self.named
 
     def __len__(self) -> int:
-        return self.count - len(self.excluded)
+        return self.named - len(self.excluded)
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
@@ -36,15 +36,15 @@ class Numbered(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         left_out = set(self.excluded)
-        return (str(number) for number in range(self.count) if number not in left_out)
+        return (str(number) for number in range(self.named) if number not in left_out)
 
     def __contains__(self, name: object) -> bool:
         return self._is_name(name) and int(str(name)) not in self.excluded
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Numbered):
-            return (self.count, self.excluded) == (other.count, other.excluded)
+            return (self.named, self.excluded) == (other.named, other.excluded)
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
 
     def __hash__(self) -> int:
-        return hash((self.count, self.excluded))
+        return hash((self.named, self.excluded))

@@ -174,9 +174,9 @@ def train_request_of(data: Mapping[str, Any]) -> TrainRequest:
     choice = NamedSettings(settings.pop("rule"), settings) if settings else None
     masking = data.get("masking")
     if masking is not None:
-        words = {key: tuple(masking[key]) for key in ("figures", "equal")}
-        own = {"clip": masking.get("clip"), "proposal": masking["proposal"]}
-        masking = Masking(masking["session"], masking["settings"], **words, **own)
+        figures, equal = (tuple(masking[key]) for key in ("figures", "equal"))
+        own = (masking.get("clip"), masking["proposal"])
+        masking = Masking(masking["session"], masking["settings"], figures, equal, *own)
     codec = next(((name, data[name]) for name in registry.names("codecs") if name in data), None)
     return TrainRequest(
         data["round"],

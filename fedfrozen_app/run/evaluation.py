@@ -185,5 +185,5 @@ def draw_labels(worker: Worker, folder: Path) -> None:
     shown = np.arange(len(counts))
     if len(counts) > LISTED:  # a picture has no place for more
         shown = np.linspace(0, len(counts) - 1, DRAWN).round().astype(np.int64)
-    names = [parts.names[number] for number in shown]
+    names = [parts.names[number] for number in shown.tolist()]
     label_picture(counts[shown], classes, names, folder / "labels.png", of=len(counts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,11 @@ def train_rows(worker: Worker) -> torch.Tensor | None:
     if partition is None or apart:
         return None
     left_out = excluded_clients(config)
-    clients = Numbered(len(partition.indices), frozenset(left_out))
+    clients: Sequence[str] = Numbered(len(partition.indices), frozenset(left_out))
     if len(clients) > MOST_ROWS:  # one row or more of each
-        clients = [clients[place] for place in np.linspace(0, len(clients) - 1, MOST_ROWS).astype(int)]
+        clients = [
+            clients[place] for place in np.linspace(0, len(clients) - 1, MOST_ROWS).astype(int).tolist()
+        ]
     rows = torch.cat([worker.rows(client).train for client in clients])
     if len(rows) <= MOST_ROWS:
         return rows

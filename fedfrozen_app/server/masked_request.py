@@ -1,18 +1,16 @@
 """A strategy's request for clients that mask what they send, and the bytes of its replies."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.exchange.train_request import Masking, TrainRequest
 from fedfrozen_app.secure.sum_up import new_session
 from fedfrozen_app.secure.work import bytes_by_role, layout_of, settings_of
-
-if TYPE_CHECKING:
-    from fedfrozen_app.server.seams import StrategySeams
 
 # Metrics that clients send under every strategy: see `Worker` and `train_client`.
 CLIENT_METRICS = (
@@ -21,7 +19,21 @@ CLIENT_METRICS = (
 )
 
 
-def masked_request(strategy: "StrategySeams", request: TrainRequest) -> TrainRequest:
+class MaskingStrategy(Protocol):
+    """What its masked requests read of a strategy."""
+
+    @property
+    def federation(self) -> Any: ...
+
+    @property
+    def equal(self) -> Sequence[str]: ...
+
+    def client_plan(self, server_round: int) -> Plan: ...
+
+    def client_metric_names(self) -> Collection[str]: ...
+
+
+def masked_request(strategy: MaskingStrategy, request: TrainRequest) -> TrainRequest:
     """The same request for clients that mask what they send, for one attempt at its round."""
     secure = strategy.federation.secure
     own = [name for name in request.method.losses_reported() if name not in CLIENT_METRICS]
@@ -34,7 +46,7 @@ def masked_request(strategy: "StrategySeams", request: TrainRequest) -> TrainReq
 
 
 def masked_bytes(
-    strategy: "StrategySeams", request: TrainRequest, model: Mapping[str, Tensor]
+    strategy: MaskingStrategy, request: TrainRequest, model: Mapping[str, Tensor]
 ) -> Counter[str]:
     """By role, those of one client's reply to this request, masked; from shapes alone."""
     secure = strategy.federation.secure

@@ -65,9 +65,9 @@ class Membership:
         A new node's answer is waited for until `deadline`, or for the hello's time-out. A node that does not
         answer by then costs no more time: its answer is taken whenever it arrives.
         """
-        if (known := self.transport.known_nodes) is not None:
+        if (count := self.transport.known_nodes) is not None:
             if not isinstance(self._names, LocalNodes):
-                self._names = LocalNodes(known, self.excluded)
+                self._names = LocalNodes(count, self.excluded)
             return self._names
         online = list(self.transport.grid.get_node_ids())
         if online == self._online:

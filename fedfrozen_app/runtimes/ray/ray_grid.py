@@ -133,9 +133,9 @@ class RayGrid(InProcessGrid):
             return
         clients, first = [client for client, _, _ in asked], asked[0][2]
         counts = batch_counts(self._worker.data, clients, first.plan, first.most_steps)
-        for number, places in enumerate(deal(counts, self._pool.setup.parts)):
+        for part, places in enumerate(deal(counts, self._pool.setup.parts)):
             if places:
-                self._send_part(number, [asked[place] for place in places], how, needed)
+                self._send_part(part, [asked[place] for place in places], how, needed)
 
     def _complete(self, message: Message, needed: Needed) -> tuple[TrainRequest, list[str]]:
         """The request of a message, and what the client lacks of its base."""
