@@ -4,9 +4,9 @@
 
 Each client has four rows of eight made-up numbers, in NumPy files that are written beforehand; a small
 perceptron trains. Every size is a process of its own: seconds from its start until the first round begins,
-its largest memory, seconds of each round, and seconds from the last round until it ends. The first round is
-shown apart: the step is built in it. `--flower` measures Flower's simulation too, at the smallest size and
-for two rounds.
+its largest memory, seconds of each round and from the last one until it ends. The ratio of the sizes goes by
+processor time, which a busy machine changes less. The first round is shown apart: the step is built in it.
+`--flower` measures Flower's simulation too, at the smallest size and for two rounds.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def measured():
     real = train_round.TrainRound.run
     def first(self):
         found.setdefault("start", time.time() - float(spawned))
+        found.setdefault("processor", []).append(time.process_time())
         row = real(self)
         found["last"] = time.time()
         return row
@@ -96,8 +98,12 @@ def measure(words: list[str], folder: Path) -> dict[str, Any]:
         raise SystemExit(f"The run failed:\n{log.read_text()[-3000:]}")
     rows = [row for row in read_rows(folder) if row["round"] > 0]
     used = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    noted = json.loads(note.read_text())
+    processor = noted.pop("processor")  # at the beginning of each round
     return {
-        **{name: round(value, 3) for name, value in json.loads(note.read_text()).items()},
+        **{name: round(value, 3) for name, value in noted.items()},
+        "processor_start": round(processor[0], 3),
+        "processor_rounds": [round(end - begin, 4) for begin, end in pairwise(processor)],
         "rounds": [round(row["seconds"]["total"], 4) for row in rows],
         "accuracy": rows[-1].get("test_accuracy"),
         "page_kb": round((folder / "report.html").stat().st_size / 1e3, 1),
@@ -149,7 +155,8 @@ def main() -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     medians = {name: spread(one["rounds"][1:]).median for name, one in found.items()}
-    least, most = (medians[str(clients)] for clients in (given.clients[0], given.clients[-1]))
+    used = {name: spread(one["processor_rounds"][1:]).median for name, one in found.items()}
+    least, most = (used[str(clients)] for clients in (given.clients[0], given.clients[-1]))
     last = found[str(given.clients[-1])]
     checks = {
         f"starts within {START:g} s": last["start"] <= START,
@@ -161,11 +168,12 @@ def main() -> None:
         [
             f"{int(name):,}",
             *(f"{one['start']:.1f}", f"{one['memory']:.2f}", f"{one['rounds'][0]:.2f}"),
-            *(f"{medians[name]:.3f}", f"{one['after']:.1f}"),
+            *(f"{medians[name]:.3f}", f"{used[name]:.3f}", f"{one['after']:.1f}"),
         ]
         for name, one in found.items()
     ]
-    heads = ["clients", "seconds to start", "GB", "first round", "seconds a round", "after the last"]
+    heads = ["clients", "seconds to start", "GB", "first round"]
+    heads += ["seconds a round", "of a processor", "after the last"]
     show(f"Cohorts of {given.cohort:,}", heads, rows, checks, path)
 
 

@@ -10,17 +10,8 @@ ENTITY_KINDS = ("conll", "brat", "i2b2")
 TEXT_KINDS = ("text", *ENTITY_KINDS, "mimic", "synthetic", "omop", "instructions", *MIXED_KINDS)
 MADE_KINDS = ("digits", "digit_words", "synthetic")  # nothing is read from a path
 LABEL_KINDS = ("text", "table", "instructions", *MIXED_KINDS)
-SPLIT_KINDS = (
-    "text",
-    "table",
-    "arrays",
-    "images",
-    "dicom",
-    "nifti",
-    "instructions",
-    *ENTITY_KINDS,
-    *MIXED_KINDS,
-)
+FOLDER_KINDS = ("images", "dicom", "nifti", "arrays")
+SPLIT_KINDS = ("text", "table", *FOLDER_KINDS, "instructions", *ENTITY_KINDS, *MIXED_KINDS)
 TRANSFORMERS = ("config", "checkpoint", "hub")  # values of model.source
 
 

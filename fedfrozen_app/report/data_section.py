@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.quantiles import quantiles
 from fedfrozen_app.files.readers import read_object
 from fedfrozen_app.report.html import Table
 
 log = logging.getLogger(__name__)
 
+MOST_CLIENTS = 1000  # with a line each
 MOST_CLASSES = 12  # columns of the table; with more, their number alone
 PARTS = {"rows": dict, "splits": dict, "clients": dict, "classes": list, "warnings": list}
 SPLITS = {"train": "train", "test": "test", "server_validation": "of train, kept by the server"}
@@ -87,8 +89,17 @@ def data_section(found: dict[str, Any] | None) -> dict[str, Any] | None:
         return [name, f"{part['rows']:,}", str(len(counts)), *(f"{counts.get(one, 0):,}" for one in classes)]
 
     body = [line(SPLITS.get(split, split), part) for split, part in found["rows"].items()]
-    body += [line(f"client {part['name']}", part) for part in found["clients"].values()]
-    if (bands := found.get("client_bands")) is not None:
+    clients = list(found["clients"].values())
+    bands = found.get("client_bands")
+    if len(clients) > MOST_CLIENTS:
+        counts = {
+            "rows": [one["rows"] for one in clients],
+            "classes": [len(one["by_class"]) for one in clients],
+        }
+        bands = {"clients": len(clients)} | {name: quantiles(values) for name, values in counts.items()}
+        clients = []
+    body += [line(f"client {part['name']}", part) for part in clients]
+    if bands is not None:
         body += [[name, *numbers] for name, *numbers in _band_lines(bands, len(classes))]
     dropped = [
         (f"{split}: {reason}", f"{count:,} of {part['read']:,} rows")

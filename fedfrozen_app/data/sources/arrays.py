@@ -127,9 +127,7 @@ def _read(path: Path) -> np.ndarray:
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: dataset=arrays needs numbers.npy and labels.npy.") from None
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path} cannot be read as a NumPy file ({error}): write it with numpy.save."
-        ) from error
+        raise UserError(f"{path} is no NumPy file ({error}): write it with numpy.save.") from error
     return found
 
 

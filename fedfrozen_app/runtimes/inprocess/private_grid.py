@@ -56,6 +56,7 @@ class PrivateGrid(InProcessGrid):
         return replies
 
     def _train(self, members: Sequence[str]) -> dict[str, Message]:
+        self._wait_for_kept()  # of the block before
         messages = {number: self.waiting.pop(number) for number in members}
         coroutines = {
             n: self._coroutine(m, self.contexts[m.metadata.dst_node_id]) for n, m in messages.items()
