@@ -42,8 +42,8 @@ class Ready:
 
 
 class TrainingActor:
-    """The process of one worker. It returns errors that people can mend as sentences: Ray would wrap them into
-    a traceback."""
+    """The process of one worker. It returns errors that people can mend as sentences: Ray would wrap them
+    into a traceback."""
 
     def __init__(self) -> None:
         self._trainer: Any = None

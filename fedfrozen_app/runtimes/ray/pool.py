@@ -24,6 +24,7 @@ from fedfrozen_app.runtimes.ray.part import PartReply
 log = logging.getLogger(__name__)
 CRASHES = 3  # workers that a part, or a start, may cost: after that the cause is not the machine
 POLL = 1.0  # seconds
+GRACE = 10.0  # seconds, for workers to find room that Ray says there is
 
 
 @dataclass(eq=False)
@@ -72,8 +73,15 @@ class ActorPool:
         self.actors = [self._start(number) for number in range(self.setup.parts)]
         expected = min(self.room.fitting, self.setup.parts)
         self._last_alive = time.monotonic()
-        while sum(one.ready is not None for one in self.actors) < expected:
+        began = time.monotonic()
+        while not self._may_begin(expected, time.monotonic() - began):
             self._advance()
+
+    def _may_begin(self, expected: int, waited: float) -> bool:
+        """Whether as many workers are ready as have room; others of the cluster may have taken some of it."""
+        ready = sum(one.ready is not None for one in self.actors)
+        loading = sum(one.placing is None for one in self.actors) - ready
+        return ready >= expected or (ready > 0 and not loading and waited > GRACE)
 
     def _start(self, number: int) -> Actor:
         actor = (
@@ -128,8 +136,8 @@ class ActorPool:
             self._last_alive = time.monotonic()
         elif time.monotonic() - self._last_alive > self.patience:
             raise RunFailed(
-                f"No Ray worker has found room within {self.patience:g} s: look whether the cluster still has a "
-                "machine with room for one (`ray status`), or raise runtime.node_timeout."
+                f"No Ray worker has found room within {self.patience:g} s: look whether the cluster still has "
+                "a machine with room for one (`ray status`), or raise runtime.node_timeout."
             )
         self._dispatch()
 
