@@ -136,8 +136,8 @@ class ActorPool:
             self._last_alive = time.monotonic()
         elif time.monotonic() - self._last_alive > self.patience:
             raise RunFailed(
-                f"No Ray worker has found room within {self.patience:g} s: look whether the cluster still has "
-                "a machine with room for one (`ray status`), or raise runtime.node_timeout."
+                f"No Ray worker has found room within {self.patience:g} s: look whether the cluster still "
+                "has a machine with room for one (`ray status`), or raise runtime.node_timeout."
             )
         self._dispatch()
 
