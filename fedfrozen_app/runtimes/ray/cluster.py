@@ -17,8 +17,8 @@ from typing import Any
 import ray
 
 from fedfrozen_app.config import Config
-from fedfrozen_app.core.errors import UserError
-from fedfrozen_app.core.formatting import counted
+from fedfrozen_app.core.errors import RunFailed, UserError
+from fedfrozen_app.core.formatting import counted, format_error
 
 CONNECT_PATIENCE = 5.0  # seconds
 RAY_ADDRESS = "RAY_ADDRESS"
@@ -50,13 +50,23 @@ def connect_to_ray(config: Config) -> None:
     with own_signals():
         if address is None:
             add_to_path(sys.path)  # its workers import this package from wherever this process does
-            ray.init("local", include_dashboard=False, **quiet)
+            start_here(quiet)
             return
         try:
             check_answers(address)
             ray.init(address, **quiet)
         except (OSError, ValueError, RuntimeError) as error:
             raise UserError(f"No Ray cluster answers at runtime.address={address}: {START}.") from error
+
+
+def start_here(quiet: dict[str, Any]) -> None:
+    try:
+        ray.init("local", include_dashboard=False, **quiet)
+    except Exception as error:  # Ray has no class of its own for it
+        raise RunFailed(
+            f"Ray could not be started on this machine ({format_error(error)}): look whether it is busy or "
+            "its disk full, or use runtime=inprocess."
+        ) from error
 
 
 @contextmanager

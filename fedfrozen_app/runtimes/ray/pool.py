@@ -16,7 +16,7 @@ from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTa
 
 from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.core.formatting import counted, format_error
-from fedfrozen_app.runtimes.ray.actor import Ready, RunSetup, TrainingActor
+from fedfrozen_app.runtimes.ray.actor import Place, Ready, RunSetup, TrainingActor
 from fedfrozen_app.runtimes.ray.cluster import Room
 from fedfrozen_app.runtimes.ray.packing import Packed
 from fedfrozen_app.runtimes.ray.part import PartReply
@@ -24,6 +24,7 @@ from fedfrozen_app.runtimes.ray.part import PartReply
 log = logging.getLogger(__name__)
 CRASHES = 3  # workers that a part, or a start, may cost: after that the cause is not the machine
 POLL = 1.0  # seconds
+GRACE = 10.0  # seconds, for workers to find room that Ray says there is
 
 
 @dataclass(eq=False)
@@ -43,7 +44,9 @@ class Actor:
 
     number: int
     handle: Any
-    starting: Any  # the reference of `ready`; None once it has said so
+    placing: Any  # the reference of its place; None once it has found room
+    loading: Any  # the reference of `load`; None once model and data are there
+    place: Place | None = None
     ready: Ready | None = None
     part: Part | None = None
     running: Any = None  # the reference of the part's reply
@@ -51,7 +54,7 @@ class Actor:
 
     @property
     def waits_for(self) -> Any:
-        return self.starting if self.starting is not None else self.running
+        return next((one for one in (self.placing, self.loading) if one is not None), self.running)
 
 
 @dataclass
@@ -59,7 +62,7 @@ class ActorPool:
     setup: RunSetup
     room: Room
     data: str  # digest of the server's data: a worker with others may not take part
-    patience: float  # seconds without any worker
+    patience: float  # seconds in which no worker finds room
     actors: list[Actor] = field(default_factory=list)
     _queue: list[Part] = field(default_factory=list)
     _failed_starts: int = 0
@@ -70,16 +73,23 @@ class ActorPool:
         self.actors = [self._start(number) for number in range(self.setup.parts)]
         expected = min(self.room.fitting, self.setup.parts)
         self._last_alive = time.monotonic()
-        while sum(one.ready is not None for one in self.actors) < expected:
+        began = time.monotonic()
+        while not self._may_begin(expected, time.monotonic() - began):
             self._advance()
+
+    def _may_begin(self, expected: int, waited: float) -> bool:
+        """Whether as many workers are ready as have room; others of the cluster may have taken some of it."""
+        ready = sum(one.ready is not None for one in self.actors)
+        loading = sum(one.placing is None for one in self.actors) - ready
+        return ready >= expected or (ready > 0 and not loading and waited > GRACE)
 
     def _start(self, number: int) -> Actor:
         actor = (
             ray.remote(TrainingActor)
             .options(num_cpus=self.room.cpus, num_gpus=self.room.gpus, scheduling_strategy="SPREAD")
-            .remote(self.setup)
+            .remote()
         )
-        return Actor(number, actor, actor.ready.remote())
+        return Actor(number, actor, actor.place.remote(), actor.load.remote(self.setup))
 
     def store(self, packed: Packed) -> Any:
         """Into Ray's object store: one copy for all workers of a machine."""
@@ -122,13 +132,12 @@ class ActorPool:
         done, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL)
         for reference in done:
             self._take(waiting[reference], reference)
-        alive = any(one.ready is not None for one in self.actors)
-        if alive:
+        if any(one.placing is None for one in self.actors):
             self._last_alive = time.monotonic()
         elif time.monotonic() - self._last_alive > self.patience:
             raise RunFailed(
-                f"No Ray worker has started within {self.patience:g} s: look whether the cluster still has a "
-                "machine with room for one (`ray status`), or raise runtime.node_timeout."
+                f"No Ray worker has found room within {self.patience:g} s: look whether the cluster still "
+                "has a machine with room for one (`ray status`), or raise runtime.node_timeout."
             )
         self._dispatch()
 
@@ -140,8 +149,11 @@ class ActorPool:
         except RayError as error:  # it died, or its reply was lost with its machine
             self._lost(actor, error)
             return
-        if actor.starting is not None:
-            self._started(actor, value)
+        if actor.placing is not None:
+            actor.placing, actor.place = None, value
+            return
+        if actor.loading is not None:
+            self._loaded(actor, value)
             return
         part = actor.part
         assert part is not None
@@ -150,15 +162,15 @@ class ActorPool:
             raise UserError(value.user_error)
         part.reply = value
 
-    def _started(self, actor: Actor, ready: Ready) -> None:
+    def _loaded(self, actor: Actor, ready: Ready) -> None:
         if ready.user_error:
             raise UserError(ready.user_error)
         if ready.data != self.data:
             raise UserError(
-                f"The Ray worker on {ready.host} reads other data than the server, or splits them in another "
+                f"{self._title(actor)} reads other data than the server, or splits them in another "
                 "way: give every machine the same files and the same versions of all packages."
             )
-        actor.starting, actor.ready = None, ready
+        actor.loading, actor.ready = None, ready
         log.info("Worker %d of %d trains on %s.", actor.number + 1, self.setup.parts, ready.device)
 
     def _lost(self, actor: Actor, error: RayError) -> None:
@@ -185,7 +197,7 @@ class ActorPool:
             self._queue.insert(0, part)
 
     def _title(self, actor: Actor) -> str:
-        place = f" on {actor.ready.host}" if actor.ready is not None else ""
+        place = f" on {actor.place.host}" if actor.place is not None else ""
         return f"Ray worker {actor.number + 1}{place}"
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ class InlinePool:
     def __post_init__(self):
         self.setup = SimpleNamespace(parts=len(self.trainers))
         self._queue = []
-        self._actors = [Actor(n, self._handle(t), None) for n, t in enumerate(self.trainers)]
+        self._actors = [Actor(n, self._handle(t), None, None) for n, t in enumerate(self.trainers)]
 
     def _handle(self, trainer):
         def train(order, common):

@@ -32,4 +32,4 @@ def killing(monkeypatch, after, kill):
 
 
 def kill_process(actor):
-    os.kill(actor.ready.process, signal.SIGKILL)
+    os.kill(actor.place.process, signal.SIGKILL)
