@@ -20,6 +20,10 @@ from fedfrozen_app.server.seams import StrategySeams
 FEW = 1e-3  # share of values: of a normal variable, 7·10⁻⁴ lie beyond 3.4 deviations
 
 
+def request_of(strategy: StrategySeams, request: TrainRequest) -> TrainRequest:
+    return masked_request(strategy.federation, request, strategy.client_metric_names(), strategy.equal)
+
+
 def masked_round(
     strategy: StrategySeams,
     request: TrainRequest,
@@ -33,13 +37,13 @@ def masked_round(
         limits = secure.min_cohort, secure.step_timeout
 
         def masked(part: TrainRequest) -> TrainRequest:
-            return masked_request(strategy, part)
+            return request_of(strategy, part)
 
         found = grouped_round(connection, request, masked, members, arrays, traffic, *limits)
     elif strategy.federation.in_batches:
         found = batched_round(strategy, request, members, arrays, traffic)
     else:
-        cohort = Cohort(masked_request(strategy, request), members, arrays)
+        cohort = Cohort(request_of(strategy, request), members, arrays)
         found = MaskedRound(connection, [cohort], arrays, traffic, secure.step_timeout)
     for cohort in found.cohorts:
         cohort.trust = connection.trust
@@ -59,7 +63,7 @@ def batched_round(
     nodes = dict(members)
     cohorts = [
         Cohort(
-            masked_request(strategy, request),
+            request_of(strategy, request),
             [(client, nodes[client]) for client in batch],
             arrays,
             whole=True,

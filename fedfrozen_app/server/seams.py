@@ -5,6 +5,7 @@ A round (train_round.py) calls these methods and never names a strategy.
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
@@ -22,7 +23,7 @@ from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server.aggregate import Update
 from fedfrozen_app.server.federation import Federation, Hook, Settings
 from fedfrozen_app.server.loop import OwnLoop
-from fedfrozen_app.server.masked_request import masked_bytes
+from fedfrozen_app.server.masked_request import masked_bytes, masked_request
 from fedfrozen_app.server.model_digests import ModelDigests
 from fedfrozen_app.server.server_state import ServerState
 
@@ -250,7 +251,10 @@ class StrategySeams(OwnLoop):
         """By role, the bytes of the arrays that one client sends; the model may be on the meta device."""
         request = self.request(server_round, {})
         if self.federation.secure.name == "on":
-            return dict(masked_bytes(self, request, self.model))
+            if self.federation.secure.choices == "groups":  # a group's request has its layers alone
+                request = replace(request, plan=self.client_plan(server_round), choice=None)
+            masked = masked_request(self.federation, request, self.client_metric_names(), self.equal)
+            return dict(masked_bytes(masked, self.model, self.federation.roles))
         names, roles = self.client_plan(server_round).shared, self.federation.roles
         sizes = plain_sizes if request.coder is None else request.coder.sizes
         found = Counter(sizes(names, self.model, roles))
