@@ -9,21 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedfrozen_app.config import Config
     from fedfrozen_app.runtimes.ray.packing import Packed
     from fedfrozen_app.runtimes.ray.part import PartOrder, PartReply
-
-
-@dataclass(frozen=True)
-class RunSetup:
-    """What a worker needs to take part in a run."""
-
-    config: "Config"
-    clients: int
-    settings: dict[str, str]  # of the clients' Flower contexts
-    parts: int  # into how many a round is divided
-    gpus: float  # of the worker: below 1, it shares the GPU with others
-    environment: dict[str, str]
+    from fedfrozen_app.runtimes.ray.worker_setup import RunSetup
 
 
 @dataclass(frozen=True)
@@ -51,7 +39,7 @@ class TrainingActor:
     def place(self) -> Place:
         return Place(os.getpid(), os.uname().nodename)
 
-    def load(self, setup: RunSetup) -> Ready:
+    def load(self, setup: "RunSetup") -> Ready:
         from fedfrozen_app.core.errors import RunFailed, UserError
         from fedfrozen_app.runtimes.ray.load_worker import data_digest, load_trainer
 

@@ -13,8 +13,8 @@ from fedfrozen_app.core.logs import prepare_logging
 from fedfrozen_app.core.own_objects import take_over
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.local.worker import Worker
-from fedfrozen_app.runtimes.ray.actor import RunSetup
 from fedfrozen_app.runtimes.ray.part_trainer import PartTrainer
+from fedfrozen_app.runtimes.ray.worker_setup import RunSetup
 
 SAMPLED = 3  # clients whose rows are compared between a worker and the server
 

@@ -16,10 +16,11 @@ from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTa
 
 from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.core.formatting import counted, format_error
-from fedfrozen_app.runtimes.ray.actor import Place, Ready, RunSetup, TrainingActor
+from fedfrozen_app.runtimes.ray.actor import Place, Ready, TrainingActor
 from fedfrozen_app.runtimes.ray.cluster import Room
 from fedfrozen_app.runtimes.ray.packing import Packed
 from fedfrozen_app.runtimes.ray.part import PartReply
+from fedfrozen_app.runtimes.ray.worker_setup import RunSetup
 
 log = logging.getLogger(__name__)
 CRASHES = 3  # workers that a part, or a start, may cost: after that the cause is not the machine

@@ -13,11 +13,11 @@ from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.runtimes.inprocess.runtime import run_with
-from fedfrozen_app.runtimes.ray.actor import RunSetup
 from fedfrozen_app.runtimes.ray.cluster import Room, connect_to_ray, room_for
 from fedfrozen_app.runtimes.ray.load_worker import data_digest
 from fedfrozen_app.runtimes.ray.pool import ActorPool
 from fedfrozen_app.runtimes.ray.ray_grid import RayGrid
+from fedfrozen_app.runtimes.ray.worker_setup import RunSetup
 
 log = logging.getLogger(__name__)
 HANDED_ON = (own_objects.PLACE, own_objects.DIGEST)  # of the environment, also on other machines
