@@ -61,9 +61,7 @@ TRAIN_VERBS: dict[str, Verb] = {
         (
             RUN,
             word("--coverage", type=float, default=0.9, metavar="SHARE", help="default: 0.9"),
-            word(
-                "--epsilon", type=float, metavar="E", help="with noise of this epsilon for each unit"
-            ),
+            word("--epsilon", type=float, metavar="E", help="with noise of this epsilon for each unit"),
             word(
                 "--rows",
                 choices=("clients", "server"),
