@@ -109,6 +109,14 @@ class OpenBlock:
         return self.block.layout.views(weights.to(self._updates.dtype) @ self._updates)
 
 
+@dataclass
+class Taken:
+    """Of every reply taken, whatever it held."""
+
+    examples: float = 0.0
+    replies: int = 0
+
+
 class RunningMean:
     """Σ nᵢuᵢ / Σ nᵢ with uᵢ = wᵢ − w, one weight sum per name, in a running sum.
 
@@ -134,8 +142,7 @@ class RunningMean:
         self.gate = gate
         self._zero_fill = zero_fill
         self._equal = equal
-        self._examples = 0.0  # of every reply taken, whatever it held
-        self._replies = 0
+        self._taken = Taken()
         self._group = group
         self._sum: dict[str, Tensor] = {}
         self._weight: dict[str, float] = {}
@@ -183,8 +190,8 @@ class RunningMean:
             and (far := self.gate.problem(float(torch.linalg.vector_norm(torch.stack(parameter_norms)))))
         ):
             return far
-        self._examples += weight
-        self._replies += 1
+        self._taken.examples += weight
+        self._taken.replies += 1
         if not arrays:
             return None
         counts, each = {name: self.counts(name, weight, 1) for name in arrays}, list(norms.values())
@@ -209,7 +216,7 @@ class RunningMean:
 
     def add_sums(self, sums: Sums) -> None:
         """Add the sums of a whole round's masked replies, in place of the replies."""
-        self._examples, self._replies = float(sums.examples), sums.replies
+        self._taken = Taken(float(sums.examples), sums.replies)
         for name, total in sums.arrays.items():
             if sums.weights[name]:  # some client sent it
                 own = self._model[parameter_of(name)]
@@ -254,8 +261,8 @@ class RunningMean:
         taken: int,
     ) -> None:
         """Add the sums of `taken` replies; `counts`: their weights in the mean, by name."""
-        self._examples += examples
-        self._replies += taken
+        self._taken.examples += examples
+        self._taken.replies += taken
         for name, total in sums.items():
             if name in self._sum:
                 self._sum[name].add_(total)
@@ -269,7 +276,7 @@ class RunningMean:
     def partial(self) -> PartialSums:
         """The sums so far, for the mean of a whole round. Ends this object's use."""
         self._close_block()
-        return PartialSums(self._sum, self._weight, self._square, self._examples, self._replies)
+        return PartialSums(self._sum, self._weight, self._square, self._taken.examples, self._taken.replies)
 
     def _add_summed(self, reply: SummedReply) -> str | None:
         part = reply.part
@@ -311,8 +318,10 @@ class RunningMean:
         for part in self._parts:
             part.check()
         if self._zero_fill:
-            self._weight = {name: self.counts(name, self._examples, self._replies) for name in self._sum}
-        update = Update(replies=self._replies)
+            self._weight = {
+                name: self.counts(name, self._taken.examples, self._taken.replies) for name in self._sum
+            }
+        update = Update(replies=self._taken.replies)
         for name, total in self._sum.items():
             if space := namespace_of(name):
                 update.extra.setdefault(space, {})[name.removeprefix(f"{space}/")] = total.div_(

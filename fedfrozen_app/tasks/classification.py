@@ -56,7 +56,7 @@ def macro_f1(truth: np.ndarray, guess: np.ndarray) -> float:
     """scikit-learn's `f1_score(truth, guess, average="macro")` for numbered classes, to the bit. For a
     client's few rows that function takes 7 ms, most of it to check them."""
     classes = int(max(truth.max(), guess.max())) + 1
-    there, told = np.bincount(truth, minlength=classes), np.bincount(guess, minlength=classes)
+    there, guessed = np.bincount(truth, minlength=classes), np.bincount(guess, minlength=classes)
     right = np.bincount(truth[truth == guess], minlength=classes)
-    known = there + told > 0
-    return float(np.average(2.0 * right[known] / (there + told)[known]))
+    known = there + guessed > 0
+    return float(np.average(2.0 * right[known] / (there + guessed)[known]))

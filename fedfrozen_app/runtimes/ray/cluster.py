@@ -45,23 +45,23 @@ def connect_to_ray(config: Config) -> None:
     address = address_of(config)
     if ray.is_initialized():
         return
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+    unlogged: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     with own_signals():
         if address is None:
             add_to_path(sys.path)  # its workers import this package from wherever this process does
-            start_here(quiet)
+            start_here(unlogged)
             return
         try:
             check_answers(address)
-            ray.init(address, **quiet)
+            ray.init(address, **unlogged)
         except (OSError, ValueError, RuntimeError) as error:
             raise UserError(f"No Ray cluster answers at runtime.address={address}: {START}.") from error
 
 
-def start_here(quiet: dict[str, Any]) -> None:
+def start_here(unlogged: dict[str, Any]) -> None:
     try:
-        ray.init("local", include_dashboard=False, **quiet)
+        ray.init("local", include_dashboard=False, **unlogged)
     except Exception as error:  # Ray has no class of its own for it
         raise RunFailed(
             f"Ray could not be started on this machine ({format_error(error)}): look whether it is busy or "
