@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 LISTED = 10_000  # clients; of more, files hold quantiles in place of an entry for each client
 SHARES = (0, 5, 25, 50, 75, 95, 100)  # per cent of the clients that lie below
 HEAD = ["lowest", "5 % of clients below", "25 %", "median", "75 %", "95 %", "highest"]
@@ -12,6 +10,8 @@ HEAD = ["lowest", "5 % of clients below", "25 %", "median", "75 %", "95 %", "hig
 
 def quantiles(values: Any) -> dict[str, float]:
     """By p0, p5, ..., p100; NaN is left out. Empty where nothing is left."""
+    import numpy as np  # lazy: pages of a finished run do without
+
     known = np.asarray(values, dtype=np.float64)
     known = known[~np.isnan(known)]
     if not len(known):
