@@ -25,6 +25,14 @@ class SumInstructions:
 
 
 @dataclass
+class Taken:
+    """Of every reply taken, whatever it held."""
+
+    examples: float = 0.0
+    replies: int = 0
+
+
+@dataclass
 class PartialSums:
     """Σ nᵢuᵢ of some replies, by name, with the weights and Σ nᵢ‖uᵢ‖²."""
 

@@ -16,7 +16,7 @@ from fedfrozen_app.core.deprecated import Alias
 from fedfrozen_app.exchange.block import Block, Slice
 from fedfrozen_app.exchange.client_metrics import TOO_LARGE
 from fedfrozen_app.exchange.names import PARAMETERS, namespace_of, parameter_of
-from fedfrozen_app.exchange.summed import PartialSums, SummedPart, SummedReply
+from fedfrozen_app.exchange.summed import PartialSums, SummedPart, SummedReply, Taken
 from fedfrozen_app.secure.layout import Sums
 from fedfrozen_app.server.norms import CHUNK, NormGate, divide, norm_of, row_norms, subtract, unsound
 from fedfrozen_app.vmap.devices import sent
@@ -107,14 +107,6 @@ class OpenBlock:
 
     def _sum(self, weights: Tensor) -> dict[str, Tensor]:
         return self.block.layout.views(weights.to(self._updates.dtype) @ self._updates)
-
-
-@dataclass
-class Taken:
-    """Of every reply taken, whatever it held."""
-
-    examples: float = 0.0
-    replies: int = 0
 
 
 class RunningMean:
@@ -349,9 +341,6 @@ class RunningMean:
                 common[group] = common.get(group, 0.0) + norm**2
                 spread[group] = spread.get(group, 0.0) + square / self._weight[name] - norm**2
         return {
-            group: {
-                "rms": math.sqrt(max(spread[group], 0.0)),
-                "mean_update": math.sqrt(common[group]),
-            }
+            group: {"rms": math.sqrt(max(spread[group], 0.0)), "mean_update": math.sqrt(common[group])}
             for group in common
         }
