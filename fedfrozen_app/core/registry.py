@@ -93,6 +93,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "image": "fedfrozen_app.tasks.classification:ImageClass",
         "text": "fedfrozen_app.tasks.classification:TextClass",
         "table": "fedfrozen_app.tasks.classification:TextClass",
+        "arrays": "fedfrozen_app.data.sources.numpy_files:read_arrays",
         "multilabel": "fedfrozen_app.tasks.multilabel:Multilabel",
         "tokens": "fedfrozen_app.tasks.entity_tags:Entities",
         "language": "fedfrozen_app.tasks.language:Language",
@@ -114,7 +115,6 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
     # By dataset.kind: a callable from a DatasetSpec to the rows found.
     "datasets": {
-        "arrays": "fedfrozen_app.data.sources.arrays:read_arrays",
         "digits": "fedfrozen_app.data.sources.digits:read_digits",
         "digit_words": "fedfrozen_app.data.sources.digits:read_digits",
         "images": "fedfrozen_app.data.sources.masks:read_pictures",

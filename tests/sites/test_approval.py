@@ -211,14 +211,23 @@ def test_every_value_that_is_hashed_is_shown(sites, capsys):
     shown = " ".join(capsys.readouterr().out.split("every value that the hash covers:")[1].split())
     values = flatten(proposal.plain)
     # No part of a proposal can be left out here: each has a value, but for those of runs that read texts or
-    # tables.
-    assert {key.split(".")[0] for key in values} | {"texts", "table"} == {
+    # tables, and a codec, which goes with no masks.
+    assert {key.split(".")[0] for key in values} | {"texts", "table", "codec"} == {
         one.name for one in fields(Proposal)
     }
     for key, value in values.items():
         assert f"{key}={json.dumps(value)}" in shown, key
     for part in ("client.lr=0.25", "client.local_steps=7", "run.seed=77", "secure_aggregation.threshold="):
         assert part in shown
+
+
+def test_the_codec_of_a_run_is_shown(sites, capsys):
+    proposal = asked_of(sites, "codec=int8", "codec.block=96")
+    assert command(["site", "show", proposal.hash, str(sites.kit("north").folder)]) == 0
+    shown = capsys.readouterr().out
+    for key, value in flatten({"codec": proposal.plain["codec"]}).items():
+        assert f"{key}={json.dumps(value)}" in shown, key
+    assert "96" in shown and "int8" in shown
 
 
 def test_a_person_sees_whether_the_noise_is_in_the_sum_alone(sites, capsys):

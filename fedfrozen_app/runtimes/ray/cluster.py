@@ -4,6 +4,7 @@ Ray's own messages for a wrong address come after minutes, and those for missing
 without room waits in silence. Both are checked here first.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -20,7 +21,9 @@ from fedfrozen_app.config import Config
 from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.core.formatting import counted, format_error
 
+log = logging.getLogger(__name__)
 CONNECT_PATIENCE = 5.0  # seconds
+ATTEMPTS = 3  # to start Ray
 RAY_ADDRESS = "RAY_ADDRESS"
 START = "start one with `ray start --head`, or leave runtime.address out, which starts Ray on this machine"
 
@@ -60,13 +63,19 @@ def connect_to_ray(config: Config) -> None:
 
 
 def start_here(unlogged: dict[str, Any]) -> None:
-    try:
-        ray.init("local", include_dashboard=False, **unlogged)
-    except Exception as error:  # Ray has no class of its own for it
-        raise RunFailed(
-            f"Ray could not be started on this machine ({format_error(error)}): look whether it is busy or "
-            "its disk full, or use runtime=inprocess."
-        ) from error
+    """Ray gives its own processes 30 s to start. On a busy machine the next attempt finds them in memory."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            ray.init("local", include_dashboard=False, **unlogged)
+            return
+        except Exception as error:  # Ray has no class of its own for it
+            ray.shutdown()
+            if attempt == ATTEMPTS:
+                raise RunFailed(
+                    f"Ray could not be started on this machine ({format_error(error)}): look whether it is "
+                    "busy or its disk full, or use runtime=inprocess."
+                ) from error
+            log.warning("Ray did not start in time: starting it once more.")
 
 
 @contextmanager

@@ -48,6 +48,7 @@ def two_nodes(on_ray, monkeypatch):
     found.shutdown()
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_the_middle_of_a_round_changes_nothing(train, on_ray, monkeypatch, caplog):
     words = (*EXACT, *UNEQUAL, "strategy=scaffold", *SGD, "num_rounds=2")
     given = killing(monkeypatch, 3, kill_process)
