@@ -20,6 +20,7 @@ import regimes
 import safl
 import safl_report
 from cells import LAST, Difference, Row, mean_of_last, paired, read, table
+from conformal_results import Conformal
 from flamby_report import Flamby
 from mask_evidence import NoiseInSum
 from measured import Adapters, Speed, Theory
@@ -431,7 +432,7 @@ class Evidence:
         self.safl, self.pfeddc, self.methods = Safl(folder), PFedDC(folder), Methods(folder)
         self.flamby, self.vessels = Flamby(folder), Vessels(folder)
         self.theory, self.adapters, self.speed = Theory(folder), Adapters(folder), Speed(folder)
-        self.text = TextBaselines(folder)
+        self.text, self.conformal = TextBaselines(folder), Conformal(folder)
 
     def names(self) -> dict[str, Any]:
         own = {key: value for key, value in vars(self).items() if not key.startswith("_")}

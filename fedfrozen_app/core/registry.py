@@ -93,7 +93,6 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "image": "fedfrozen_app.tasks.classification:ImageClass",
         "text": "fedfrozen_app.tasks.classification:TextClass",
         "table": "fedfrozen_app.tasks.classification:TextClass",
-        "arrays": "fedfrozen_app.data.sources.numpy_files:read_arrays",
         "multilabel": "fedfrozen_app.tasks.multilabel:Multilabel",
         "tokens": "fedfrozen_app.tasks.entity_tags:Entities",
         "language": "fedfrozen_app.tasks.language:Language",
@@ -130,6 +129,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "nifti": "fedfrozen_app.data.sources.masks:read_volumes",
         "omop": "fedfrozen_app.data.sources.omop:read_omop",
         "table": "fedfrozen_app.data.sources.columns:read_table",
+        "arrays": "fedfrozen_app.data.sources.numpy_files:read_arrays",
         "instructions": "fedfrozen_app.data.sources.instructions:read_instructions",
     },
     # By model.source: a callable that builds a dual encoder's folder from a configuration and its data.
