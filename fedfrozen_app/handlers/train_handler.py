@@ -139,7 +139,8 @@ def train_privately(
         cohort=cohort,
     )
     # Flower's state follows the client from machine to machine of a Ray cluster; its record may not.
-    paid = int(str(context.state["privacy"]["rounds"])) if "privacy" in context.state else 0
-    result = yield from client.coroutine(start, paid)
+    known = context.state["privacy"] if "privacy" in context.state else {}
+    client.unsent = bool(known.get("unsent", False))
+    result = yield from client.coroutine(start, int(str(known.get("rounds", 0))))
     context.state["privacy"] = ConfigRecord({"rounds": client.rounds})
     return result

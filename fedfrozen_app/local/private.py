@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from fedfrozen_app.local.worker import Worker
 
 
+def _paid_before() -> None:
+    """The payment of an attempt of which nothing has left."""
+
+
 class PrivateClient:
     """One client's view of one round.
 
@@ -64,6 +68,9 @@ class PrivateClient:
         self._limit = min(worker.config.privacy.epsilon, math.inf if limit is None else limit)
         self.source = self.new_source()
         self.rounds = 0  # paid for, once it has taken part
+        # Whether no reply to this round has left: a site knows from its own record. A process that was killed
+        # in training has then paid for what nobody has got, and the same request is not paid for again.
+        self.unsent = False
 
     def new_source(self) -> Noise:
         config = self.worker.config
@@ -115,7 +122,9 @@ class PrivateClient:
         if chooses := self._chooses(budget):
             assert budget.selection_noise is not None
             due.append(Steps(budget.selection_noise, self.worker.config.privacy.selection_rate, 1))
-        if self.epsilon_after(budget, [*budget.steps, *due]) > self._limit * (1 + SLACK):
+        # Layers that are chosen with noise are chosen by the number of paid rounds: those pay again.
+        stands = self.unsent and budget.last_order == self._reply_key and not self._noisy
+        if not stands and self.epsilon_after(budget, [*budget.steps, *due]) > self._limit * (1 + SLACK):
             spent = self.epsilon_after(budget, budget.steps)
             return Declined(
                 f"declines: of its privacy budget of epsilon {self._limit:g} per {budget.unit}, "
@@ -123,7 +132,7 @@ class PrivateClient:
             )
         if in_sum and (problem := self._problem_of_noise(budget, start)):
             return Declined(f"declines: {problem}")
-        yield Payment(partial(self._pay, budget, due))
+        yield Payment(partial(self._pay, budget, due) if not stands else _paid_before)
         self.worker.load(start.model, self.request.base)
         if chooses:
             self._choose(budget)

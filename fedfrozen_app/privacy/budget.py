@@ -153,7 +153,7 @@ class BudgetFile:
         if budget is None or budget.last_order != request:
             return None
         if not self._reply.exists():
-            log.warning("The reply %s is missing: the round is paid for again.", self._reply)
+            log.warning("The reply %s is missing: the round is trained again.", self._reply)
             return None
         try:
             with safe_open(self._reply, "pt") as file:
@@ -167,7 +167,7 @@ class BudgetFile:
                     raise ValueError("it is not as it was written")
                 return _parted(whole, json.loads(header[WHOLE]))
         except (SafetensorError, OSError, ValueError) as error:
-            log.warning("The reply %s cannot be read (%s): the round is paid for again.", self._reply, error)
+            log.warning("The reply %s cannot be read (%s): the round is trained again.", self._reply, error)
             return None
 
     def note(self, metrics: Mapping[str, Any]) -> None:

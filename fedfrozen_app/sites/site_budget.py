@@ -71,6 +71,10 @@ class SiteBudget:
         """The number of answered rounds of this private run."""
         return len(self._read().get(run, {"rounds": {}})["rounds"])
 
+    def is_answered(self, run: str, server_round: int) -> bool:
+        """Whether a reply of this round may have left: rounds are charged before their reply is stored."""
+        return str(server_round) in self._read().get(run, {"rounds": {}})["rounds"]
+
     def proposal_of(self, run: str) -> str | None:
         """The hash of the proposal that this private run was charged for."""
         return self._read().get(run, {}).get("proposal")

@@ -48,7 +48,7 @@ def test_a_reply_that_is_damaged_is_none(file, tmp_path, caplog):
     path = tmp_path / "0.safetensors"
     path.write_bytes(path.read_bytes()[:-5])
     assert file.kept_reply("this") is None
-    assert "is paid for again" in caplog.text
+    assert "is trained again" in caplog.text
 
 
 def test_nobody_opens_a_record_before_its_reply_is_kept(file, tmp_path):

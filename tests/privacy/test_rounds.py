@@ -206,6 +206,28 @@ def attending(folder, *words):
     return client
 
 
+@pytest.mark.parametrize(("unsent", "rounds"), [(True, 1), (False, 2)])
+def test_training_that_was_killed_is_paid_for_again_unless_nothing_has_left(tmp_path, unsent, rounds):
+    """A site knows that it sent nothing: it loses no round by a kill. Who does not know pays again."""
+    client = attending(tmp_path, "privacy.selection=public")
+    killed, start = client(1)
+    steps = killed.coroutine(start)
+    next(steps).run_alone()  # its payment
+    steps.close()
+    again, start = client(1)
+    again.unsent = unsent
+    assert isinstance(again.take_part(start), LocalResult)
+    record = BudgetFile(tmp_path, "0").read()
+    assert record.rounds == rounds and len(record.steps) == rounds
+    once_more, start = client(1)  # the reply is kept now
+    once_more.unsent = unsent
+    once_more.take_part(start)
+    other, start = client(2)  # another round is another payment
+    other.unsent = unsent
+    other.take_part(start)
+    assert BudgetFile(tmp_path, "0").read().rounds == rounds + 1
+
+
 @pytest.mark.slow
 def test_two_federations_at_once_both_pay(monkeypatch, tmp_path):
     """A site's record serves all its runs, and Flower may answer two of them at the same time."""

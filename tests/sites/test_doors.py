@@ -53,7 +53,10 @@ def tls(deployment, party=None, certificate=None):
     if party is not None:
         stem = "operator" if party.startswith("operator") else "node"
         kit = deployment.kits / party
-        made.load_cert_chain(certificate or kit / f"{stem}.crt", kit / f"{stem}.key")
+        shown = certificate or kit / f"{stem}.crt"
+        # A kit from before a renewal has the key of its own certificate beside it.
+        beside = shown.with_suffix(".key")
+        made.load_cert_chain(shown, beside if beside.exists() else kit / f"{stem}.key")
     return made
 
 
