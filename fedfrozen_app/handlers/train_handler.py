@@ -139,8 +139,8 @@ def train_privately(
         cohort=cohort,
     )
     # Flower's state follows the client from machine to machine of a Ray cluster; its record may not.
-    known = context.state["privacy"] if "privacy" in context.state else {}
-    client.unsent = bool(known.get("unsent", False))
-    result = yield from client.coroutine(start, int(str(known.get("rounds", 0))))
+    known = context.state.get("privacy", ConfigRecord())
+    paid, unsent = int(str(known.get("rounds", 0))), bool(known.get("unsent", False))
+    result = yield from client.coroutine(start, paid, unsent=unsent)
     context.state["privacy"] = ConfigRecord({"rounds": client.rounds})
     return result

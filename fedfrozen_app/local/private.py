@@ -68,9 +68,6 @@ class PrivateClient:
         self._limit = min(worker.config.privacy.epsilon, math.inf if limit is None else limit)
         self.source = self.new_source()
         self.rounds = 0  # paid for, once it has taken part
-        # Whether no reply to this round has left: a site knows from its own record. A process that was killed
-        # in training has then paid for what nobody has got, and the same request is not paid for again.
-        self.unsent = False
 
     def new_source(self) -> Noise:
         config = self.worker.config
@@ -78,39 +75,31 @@ class PrivateClient:
             return SeededNoise(self.worker.device, config.seed, self.client, self.request.round)
         return SecretNoise(self.worker.device)
 
-    def take_part(self, start: Start, paid: int = 0) -> LocalResult | Declined:
+    def take_part(self, start: Start, paid: int = 0, *, unsent: bool = False) -> LocalResult | Declined:
         """Train and reply, resend what was sent for the same request, or decline.
 
-        `paid`: the rounds that this client is known to have paid for, whatever its record shows.
+        `paid`: the rounds that this client is known to have paid for, whatever its record shows. `unsent`: no
+        reply to this round has left, as a site knows from its own record. A process that was killed in
+        training has then paid for what nobody has got, and the same request is not paid for again.
         """
-        return run_alone(self.coroutine(start, paid))
+        return run_alone(self.coroutine(start, paid, unsent=unsent))
 
-    def coroutine(self, start: Start, paid: int = 0) -> ClientCoroutine[LocalResult | Declined]:
+    def coroutine(
+        self, start: Start, paid: int = 0, *, unsent: bool = False
+    ) -> ClientCoroutine[LocalResult | Declined]:
         """The same as a coroutine, which yields its payment, its steps and its reply to store."""
         self.rounds = paid
         if self._limit <= 0:
             return Declined("declines: of its privacy budget of epsilon 0 nothing can be spent")
         with self.file.alone():
-            return (yield from self._with_record_locked(start, paid))
+            return (yield from self._with_record_locked(start, paid, unsent))
 
-    def _with_record_locked(self, start: Start, paid: int) -> ClientCoroutine[LocalResult | Declined]:
-        recorded = self.file.read()
-        if (known := recorded.rounds if recorded else 0) < paid:
-            raise UserError(
-                f"Client {self.client} has paid for {paid} rounds, and its privacy record in {self.folder} "
-                f"knows of {known}, so that what it has spent is unknown: put the record back; on a Ray "
-                "cluster, set output_dir to a folder that all its machines share."
-            )
-        budget = recorded or self._open()
-        budget.delta = min(budget.delta, self.worker.config.privacy.delta or budget.delta)
+    def _with_record_locked(
+        self, start: Start, paid: int, unsent: bool
+    ) -> ClientCoroutine[LocalResult | Declined]:
+        budget = self._budget(paid)
         self.rounds = budget.rounds
-        if budget.unit != (unit := self.worker.config.privacy.unit):
-            raise UserError(
-                f"Client {self.client} has spent privacy per {budget.unit}, which does not add up with "
-                f"privacy.unit={unit}: continue with privacy.unit={budget.unit}."
-            )
-        if in_sum := noise_in_sum(self.worker.config):
-            budget.noise = noise_of_run(self.worker.config).multiplier  # whatever an older record has
+        in_sum = noise_in_sum(self.worker.config)
         # With noise in the sum, arrays have no noise yet: they are never on the disk.
         if (kept := None if in_sum else self.file.kept_reply(self._reply_key)) is not None:
             arrays = {
@@ -123,7 +112,7 @@ class PrivateClient:
             assert budget.selection_noise is not None
             due.append(Steps(budget.selection_noise, self.worker.config.privacy.selection_rate, 1))
         # Layers that are chosen with noise are chosen by the number of paid rounds: those pay again.
-        stands = self.unsent and budget.last_order == self._reply_key and not self._noisy
+        stands = unsent and budget.last_order == self._reply_key and not self._noisy
         if not stands and self.epsilon_after(budget, [*budget.steps, *due]) > self._limit * (1 + SLACK):
             spent = self.epsilon_after(budget, budget.steps)
             return Declined(
@@ -149,6 +138,26 @@ class PrivateClient:
         return LocalResult(arrays, budget.declared, self.metrics(budget), own)
 
     # Budget -----------------------------------------------------------------------------------------------
+
+    def _budget(self, paid: int) -> Budget:
+        """What the record has, or a fresh budget; `UserError` if they contradict what is known."""
+        recorded = self.file.read()
+        if (known := recorded.rounds if recorded else 0) < paid:
+            raise UserError(
+                f"Client {self.client} has paid for {paid} rounds, and its privacy record in {self.folder} "
+                f"knows of {known}, so that what it has spent is unknown: put the record back; on a Ray "
+                "cluster, set output_dir to a folder that all its machines share."
+            )
+        budget = recorded or self._open()
+        budget.delta = min(budget.delta, self.worker.config.privacy.delta or budget.delta)
+        if budget.unit != (unit := self.worker.config.privacy.unit):
+            raise UserError(
+                f"Client {self.client} has spent privacy per {budget.unit}, which does not add up with "
+                f"privacy.unit={unit}: continue with privacy.unit={budget.unit}."
+            )
+        if noise_in_sum(self.worker.config):
+            budget.noise = noise_of_run(self.worker.config).multiplier  # whatever an older record has
+        return budget
 
     def _open(self) -> Budget:
         """A fresh budget: this client's noise, solved for the rounds in which it will take part. With noise

@@ -215,16 +215,13 @@ def test_training_that_was_killed_is_paid_for_again_unless_nothing_has_left(tmp_
     next(steps).run_alone()  # its payment
     steps.close()
     again, start = client(1)
-    again.unsent = unsent
-    assert isinstance(again.take_part(start), LocalResult)
+    assert isinstance(again.take_part(start, unsent=unsent), LocalResult)
     record = BudgetFile(tmp_path, "0").read()
     assert record.rounds == rounds and len(record.steps) == rounds
     once_more, start = client(1)  # the reply is kept now
-    once_more.unsent = unsent
-    once_more.take_part(start)
+    once_more.take_part(start, unsent=unsent)
     other, start = client(2)  # another round is another payment
-    other.unsent = unsent
-    other.take_part(start)
+    other.take_part(start, unsent=unsent)
     assert BudgetFile(tmp_path, "0").read().rounds == rounds + 1
 
 
