@@ -47,7 +47,8 @@ def same_result(one: Run, other: Run) -> None:
         assert abs(row["test_accuracy"] - twin["test_accuracy"]) <= 2 / 359
 
 
-@pytest.mark.timeout(600)  # a dozen processes begin: on a busy machine that alone takes minutes
+@pytest.mark.slow  # a dozen processes begin: a minute alone, a tenth of what all quick tests may take
+@pytest.mark.timeout(600)
 def test_flower_simulation_equals_one_process(train, tmp_path, capsys):
     one = train(*MOVING, "participation=0.7", folder="one")
     folder = tmp_path / "flower run, with a space"

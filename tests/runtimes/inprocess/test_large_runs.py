@@ -69,6 +69,7 @@ def test_a_resumed_run_finds_the_states_on_disk(train, monkeypatch, on_disk):
         assert named <= {path.name for path in (run.folder / "client_states").iterdir()}
 
 
+@pytest.mark.slow
 def test_states_on_disk_are_those_in_memory(train, monkeypatch):
     memory = train(*OWN, folder="memory")
     monkeypatch.setattr(runtime, "STATES_IN_MEMORY", 0)

@@ -78,7 +78,7 @@ def test_parts_that_end_in_another_order_or_elsewhere_give_the_same_bits(in_part
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runner", ["sequential", "cohort"])
+@pytest.mark.parametrize("runner", ["cohort", *slowly("sequential")])
 def test_a_run_in_parts_resumes_to_the_bit(in_parts, runner):
     words = (*UNEQUAL, "strategy=fedper", "client.lr_schedule=constant", f"runtime.runner={runner}")
     whole = in_parts(*words, "num_rounds=3", folder="whole")
@@ -147,7 +147,7 @@ def test_a_client_that_fails_leaves_the_others_of_its_part(in_parts, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runner", ["sequential", "cohort"])
+@pytest.mark.parametrize("runner", ["cohort", *slowly("sequential")])
 def test_private_clients_spend_and_train_as_in_one_process(train, in_parts, runner):
     words = (
         *("strategy=fedavg", "privacy=dp_sgd", "privacy.epsilon=8", "privacy.accountant=rdp"),
