@@ -138,8 +138,8 @@ def main() -> None:
                 timed = seconds_of_rounds([*common, *words], given.rounds)
                 rows.append({"part": part, "name": name, "repeat": repeat, "words": list(words), **timed})
                 found = summarised(rows)
-                figures = {"summary": found, "checks": checks_of(found), "rows": rows}
-                path = write_result("ray_actors", {"tiny": given.tiny} | figures, given.out)
+                measured = {"summary": found, "checks": checks_of(found), "rows": rows}
+                path = write_result("ray_actors", {"tiny": given.tiny} | measured, given.out)
     found = summarised(rows)
     table = [
         [

@@ -27,9 +27,9 @@ class ClientRun:
         if has_state and (kept := checked.store.private_for(checked.proposal, request.round)) is not None:
             state["private"] = to_record(kept, local=False)
         if checked.price is not None:  # the budget knows the rounds even if the run's own record is lost
-            run = checked.proposal.run.id
-            unsent = not site.budget.is_answered(run, request.round)
-            state["privacy"] = ConfigRecord({"rounds": site.budget.rounds(run), "unsent": unsent})
+            answered = site.budget.rounds(checked.proposal.run.id)
+            unsent = request.round not in answered
+            state["privacy"] = ConfigRecord({"rounds": len(answered), "unsent": unsent})
         self.context.state = state
         self.reply = train_handler.not_possible(self.context, checked.worker, request)
         # The size of the cohort decides, before the first step, whether the noise fits.

@@ -67,13 +67,10 @@ class SiteBudget:
             else f"round {server_round} of this private run was answered already"
         )
 
-    def rounds(self, run: str) -> int:
-        """The number of answered rounds of this private run."""
-        return len(self._read().get(run, {"rounds": {}})["rounds"])
-
-    def is_answered(self, run: str, server_round: int) -> bool:
-        """Whether a reply of this round may have left: rounds are charged before their reply is stored."""
-        return str(server_round) in self._read().get(run, {"rounds": {}})["rounds"]
+    def rounds(self, run: str) -> frozenset[int]:
+        """Those of this private run whose reply may have left: a round is charged before its reply is
+        stored."""
+        return frozenset(map(int, self._read().get(run, {"rounds": {}})["rounds"]))
 
     def proposal_of(self, run: str) -> str | None:
         """The hash of the proposal that this private run was charged for."""

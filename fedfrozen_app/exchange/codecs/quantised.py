@@ -23,7 +23,7 @@ class Quantised(UpdateCodec):
 
     @property
     def block(self) -> int:
-        return int(self.given["block"])
+        return int(self.values["block"])
 
     @property
     def levels(self) -> int:
@@ -35,7 +35,7 @@ class Quantised(UpdateCodec):
 
     def pack(self, update: Tensor, drawn: np.random.Generator) -> np.ndarray:
         values = update.double().numpy()
-        if self.given["rotate"]:
+        if self.values["rotate"]:
             values = rotated(values)
         blocks = self._blocks(values)
         scales = self._scales(blocks)
@@ -55,7 +55,7 @@ class Quantised(UpdateCodec):
         if (np.abs(levels) > self.levels).any():
             raise ValueError(f"it has levels beyond {self.levels}")
         values = (self._blocks(levels) * scales.astype(np.float64)[:, None]).reshape(-1)[:count]
-        if self.given["rotate"]:
+        if self.values["rotate"]:
             values = unrotated(values)
         return torch.from_numpy(values).to(dtype)
 

@@ -22,7 +22,7 @@ class Sparse(UpdateCodec):
 
     def kept(self, count: int) -> int:
         """How many values of an array are sent: at least one."""
-        return math.ceil(self.given["share"] * count)
+        return math.ceil(self.values["share"] * count)
 
     def _joined(self, where: np.ndarray, values: Tensor) -> np.ndarray:
         return np.concatenate([where.view(np.uint8), np.frombuffer(raw_bytes(values), np.uint8)])

@@ -22,10 +22,10 @@ class UpdateCodec:
     # Whether a client adds what it has not sent to its next update: `unpack(pack(u))` then leaves parts out.
     error_feedback: ClassVar[bool] = False
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        if set(given) != set(self.settings):
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        if set(values) != set(self.settings):
             raise ValueError(f"its settings are not {', '.join(self.settings) or 'empty'}")
-        self.given = dict(given)
+        self.values = dict(values)
 
     # What a codec says --------------------------------------------------------------------------------
 
