@@ -41,9 +41,10 @@ from provenance import known_commit, require_commit
 
 COMMON = (
     *("dataset.client_validation=0", "checkpoint.every=0", "track.tensorboard=false", "baseline=false"),
-    *("runtime.runner=sequential", "client.local_epochs=1", "client.lr_schedule=cosine"),
+    *("client.local_epochs=1", "client.lr_schedule=cosine"),
 )
-MASKED = ("secure_aggregation=on",)
+ALONE = ("runtime.runner=sequential",)
+MASKED = (*ALONE, "secure_aggregation=on")
 SMALL_RING = (*MASKED, "secure_aggregation.rotate=true", "secure_aggregation.renew=4")  # and a clip
 WAYS: dict[str, Sequence[str]] = {
     "float32": (),
@@ -55,6 +56,7 @@ WAYS: dict[str, Sequence[str]] = {
     "top10": ("codec=topk", "codec.share=0.1"),
     "top1": ("codec=topk", "codec.share=0.01"),
     "random10": ("codec=randomk", "codec.share=0.1"),
+    "alone32": ALONE,  # float32, one client after another
     "masked32": MASKED,
     "masked16": (*SMALL_RING, "secure_aggregation.bits=16"),
     "masked12": (*SMALL_RING, "secure_aggregation.bits=12"),
@@ -125,6 +127,8 @@ def words_for(cell: Cell, options: argparse.Namespace) -> list[str]:
         words.append(f"secure_aggregation.max_examples={study.examples}")
     if "secure_aggregation.rotate=true" in words:
         words.append(f"secure_aggregation.clip={study.clip}")
+    if "runtime.runner=sequential" not in words:
+        words += ["runtime.runner=cohort", "runtime.compile=false"]
     if study.folders:
         words.append(f"dataset.path={getattr(options, study.folders[0])}")
     if "minilm" in study.folders:
@@ -262,12 +266,13 @@ def show_all(options: argparse.Namespace) -> list[str]:
             scores.setdefault((cell.study, cell.strategy), {}).setdefault(cell.way, {})[cell.seed] = row
     for (study, strategy), ways in scores.items():
         print(f"{study}, {strategy}: score x 100, over float32, bytes up of float32")
-        plain = ways.get("float32", {})
         for way, own in ways.items():
+            base = "alone32" if way.startswith("masked") else "float32"
+            plain = ways.get(base, {})
             points = {seed: 100 * row["score"] for seed, row in own.items()}
             both = {seed: 100 * row["score"] for seed, row in plain.items() if seed in own}
             text = ""
-            if way != "float32" and len(both) > 1:
+            if way != base and len(both) > 1:
                 gap = paired({seed: points[seed] for seed in both}, both)
                 text = f"{gap.mean:+.2f} ± {gap.half:.2f}"
             bytes_up = [own[s]["array_bytes_up"] / plain[s]["array_bytes_up"] for s in own if s in plain]

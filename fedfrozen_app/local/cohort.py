@@ -47,8 +47,6 @@ def cannot_serve(request: TrainRequest) -> str | None:
         return "they train something that they neither share nor keep"
     if request.choice is not None:
         return "each of them chooses its own layers"
-    if request.codec is not None:
-        return "each of them encodes what it sends"
     if request.masking is not None:
         return "each of them masks what it sends"
     return None

@@ -43,6 +43,30 @@ def test_the_run_sends_the_bytes_of_the_plan(train, words):
     assert all(row["clients_failed"] == 0 for row in rows)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("codec=topk", "codec.share=0.1", "strategy=fedper"),
+        *slowly(
+            ("codec=int8", "strategy=scaffold", "client=sgd"),
+            ("codec=int4", "codec.rotate=true", "strategy=fedfrozen", "strategy.warmup_rounds=1"),
+            ("codec=randomk", "participation=0.7", "adapter=lora"),
+        ),
+    ],
+    ids=" ".join,
+)
+def test_a_stack_of_clients_codes_as_each_alone(train, words):
+    """What a client has not sent in round 1 is in its update of round 2, under both runners."""
+    words = ("num_rounds=3", "model.dtype=float64", *FEDAVG[:1], *words)
+    one, stack = (train(*words, f"runtime.runner={kind}", folder=kind) for kind in ("sequential", "cohort"))
+    for name, value in one.model.items():
+        torch.testing.assert_close(stack.model[name], value, rtol=0, atol=1e-9)
+    same = ("bytes_up_by_role", "clients_failed", "bytes_down_by_role")
+    assert [[row.get(key) for key in same] for row in stack.rows] == [
+        [row.get(key) for key in same] for row in one.rows
+    ]
+
+
 def test_int8_is_a_quarter_and_keeps_the_model_near(train):
     """Of the whole update little is lost, and the clock counts the coded bytes."""
     clock = ("clock=profiles", "clock.distribution=equal", "clock.uplink=1")

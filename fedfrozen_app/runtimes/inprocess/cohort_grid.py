@@ -8,9 +8,11 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from fedfrozen_app.exchange.messages import block_replies, read_train
+from fedfrozen_app.exchange.block import Block
+from fedfrozen_app.exchange.messages import Reply, block_replies, read_train, train_reply
 from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.local.client_state import held_at_home, keep_private, kept_arrays, per_client_arrays
+from fedfrozen_app.local.coding import encode_update
 from fedfrozen_app.local.cohort import CohortRunner, cannot_serve
 from fedfrozen_app.runtimes.inprocess.grid import InProcessGrid, is_train
 
@@ -90,20 +92,40 @@ class CohortGrid(InProcessGrid):
         request, base = replace(request, base=common), {name: members.base[name] for name in common}
         for place, block in enumerate(self._runner.train(list(asked), request, base, kept)):
             # Made while the device still works: the replies do not wait for its metrics.
+            coded: list[dict[str, Tensor]] = []
             for number, client in enumerate(block.clients):
                 question = asked[client].metadata
-                if block.kept or untrained:
-                    home = {name: kept[client][name] for name in untrained}
-                    own = block.kept[number] if block.kept else {}
-                    keep_private(self.contexts[question.dst_node_id], {**home, **own}, local=True)
+                context = self.contexts[question.dst_node_id]
+                home = {name: kept[client][name] for name in untrained}
+                own = block.kept[number] if block.kept else {}
+                if request.coder is not None:
+                    arrays = block.layout.views(block.values[number])
+                    sent, unsent = encode_update(context, worker, client, request, arrays, base)
+                    coded.append(sent)
+                    own = own | unsent
+                if home or own:
+                    keep_private(context, {**home, **own}, local=True)
                 self.waiting.pop(question.message_id)
-            questions = [asked[client] for client in block.clients]
-            digests = [members.digests[client] for client in block.clients]
-            replies = block_replies(block, questions, digests, shared=bool(request.plan.shared))
+            replies = self._replies(members, block, coded)
             following = request.round + 1
             if not place and following <= worker.config.num_rounds and (ahead := self._expected(following)):
                 self._runner.lay_out_ahead(ahead, replace(request, round=following))
             yield from replies
+
+    def _replies(self, members: "Members", block: Block, coded: list[dict[str, Tensor]]) -> list[Message]:
+        """The replies of a block's clients; those that code what they send have arrays of their own."""
+        questions = [members.messages[client] for client in block.clients]
+        digests = [members.digests[client] for client in block.clients]
+        if not coded:
+            return block_replies(block, questions, digests, shared=bool(members.request.plan.shared))
+        replies = [
+            Reply(digest, block.examples[number], sent, block.metrics_of(number))
+            for number, (digest, sent) in enumerate(zip(digests, coded, strict=True))
+        ]
+        return [
+            train_reply(question, reply, local=True)
+            for question, reply in zip(questions, replies, strict=True)
+        ]
 
     def _members(self, messages: list[Message]) -> "Members | None":
         """The clients that train together; None where there are none."""
