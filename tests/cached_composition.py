@@ -3,22 +3,24 @@
 A run names a few files (strategy=fedprox) and many values (num_rounds=3). Hydra merges some thirty files
 for the former and then sets the latter; here the first half is done once for each file, and Hydra's own
 functions do the second. Files of which each sets sections of its own are put together from what is known of
-each alone. `tests/config` is without this: there composing itself is tested.
+each alone. Tests of composing itself are without this (`COMPOSING` in `conftest.py`).
 """
 
 import hashlib
 import os
 import pickle
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname  # internal
+from hydra._internal.core_plugins.file_config_source import FileConfigSource  # internal
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -157,9 +159,44 @@ def remembered(folder: Path) -> Iterator[None]:
     """In this process, and through the folder in those that test beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     _FOLDER.append(folder)
-    ConfigLoaderImpl._load_configuration_impl = _load
+    try:
+        with _composing_with(_load):
+            yield
+    finally:
+        _FOLDER.pop()
+
+
+def by_hydra_alone() -> AbstractContextManager[None]:
+    return _composing_with(_PLAIN)
+
+
+@contextmanager
+def _composing_with(load: Callable[..., DictConfig]) -> Iterator[None]:
+    before = ConfigLoaderImpl._load_configuration_impl
+    ConfigLoaderImpl._load_configuration_impl = load
     try:
         yield
     finally:
-        ConfigLoaderImpl._load_configuration_impl = _PLAIN
-        _FOLDER.pop()
+        ConfigLoaderImpl._load_configuration_impl = before
+
+
+@contextmanager
+def files_read_once() -> Iterator[None]:
+    """Hydra parses each file of `conf/` at every composition: here once, until the file changes."""
+    plain, known = FileConfigSource.load_config, dict[Hashable, bytes]()
+
+    def load(self: FileConfigSource, config_path: str) -> ConfigResult:
+        path = Path(self.path, self._normalize_file_name(config_path))
+        if not path.is_file():
+            return plain(self, config_path)
+        state = path.stat()
+        key = (self.provider, str(path), state.st_mtime_ns, state.st_size, state.st_ino)
+        if key not in known:
+            known[key] = pickle.dumps(plain(self, config_path))
+        return pickle.loads(known[key])  # noqa: S301 - our own, of a moment ago
+
+    FileConfigSource.load_config = load
+    try:
+        yield
+    finally:
+        FileConfigSource.load_config = plain

@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import resource
+import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,12 @@ SMALL = [
 # For the commands that tests start too: each worker of pytest has a core, and threads beyond it only spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# In memory where there is enough of it: a twentieth of the suite's time was waiting until a disk has what is
+# written. What a test leaves is removed when it has passed.
+MEMORY, ENOUGH = Path("/dev/shm"), 4 << 30
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ENOUGH:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # What a script starts with & ignores Ctrl-C, and hands that on: the commands under test must hear it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,18 +70,30 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(autouse=True)
-def _cached_composition(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[None]:
-    if request.node.nodeid.startswith("tests/config"):
-        yield
-        return
-    from tests.cached_composition import remembered
+# Here composing itself is tested.
+COMPOSING = ("composed", "composed_once", "moved_defaults", "packages", "remembered", "sections")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _cached_composition(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """For the fixtures of a whole module too."""
+    from tests.cached_composition import files_read_once, remembered
 
     place = tmp_path_factory.getbasetemp()
     # Every worker of pytest has a folder of its own in one that is this run's.
-    with remembered((place.parent if "PYTEST_XDIST_WORKER" in os.environ else place) / "composed"):
+    place = place.parent if "PYTEST_XDIST_WORKER" in os.environ else place
+    with files_read_once(), remembered(place / "composed"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _composition(request: pytest.FixtureRequest) -> Iterator[None]:
+    if not request.node.nodeid.startswith(tuple(f"tests/config/test_{name}.py" for name in COMPOSING)):
+        yield
+        return
+    from tests.cached_composition import by_hydra_alone
+
+    with by_hydra_alone():
         yield
 
 
@@ -96,19 +115,28 @@ def _same_kernels():
     torch.backends.mkldnn.enabled = before
 
 
-@pytest.fixture(autouse=True)
-def _blank_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _savefig() -> Iterator[Any]:
     """PNG files hold one pixel: drawing a run's takes longer than a run as small as these. A test of what is
-    drawn has the mark `pictures`; processes that a test starts draw theirs."""
-    if "pictures" in request.keywords:
-        return
+    drawn has the mark `pictures`; processes that a test starts draw theirs. The fixture is what draws."""
     from matplotlib.figure import Figure
     from PIL import Image
 
     def blank(figure: Figure, file: Any, **options: Any) -> None:
         Image.new("RGB", (1, 1)).save(file, "PNG")
 
-    monkeypatch.setattr(Figure, "savefig", blank)
+    with pytest.MonkeyPatch.context() as patch:
+        draws = Figure.savefig
+        patch.setattr(Figure, "savefig", blank)
+        yield draws
+
+
+@pytest.fixture(autouse=True)
+def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, _savefig: Any) -> None:
+    if "pictures" in request.keywords:
+        from matplotlib.figure import Figure
+
+        monkeypatch.setattr(Figure, "savefig", _savefig)
 
 
 class Run:
