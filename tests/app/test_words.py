@@ -1,8 +1,8 @@
 """The core speaks the field's language: identifiers that were renamed do not come back."""
 
-import io
+import ast
 import re
-import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -77,23 +77,42 @@ ALLOWED = {
 }
 
 
+NAMED = {  # where Python's syntax tree has a name
+    ast.Name: ("id",),
+    ast.Attribute: ("attr",),
+    ast.arg: ("arg",),
+    ast.keyword: ("arg",),
+    ast.alias: ("name", "asname"),
+    ast.FunctionDef: ("name",),
+    ast.AsyncFunctionDef: ("name",),
+    ast.ClassDef: ("name",),
+    ast.ExceptHandler: ("name",),
+    ast.MatchAs: ("name",),
+}
+
+
+def identifiers(text: str) -> Iterator[tuple[int, str]]:
+    """By line; each once for each place that the syntax tree has."""
+    for node in ast.walk(ast.parse(text)):
+        for field in NAMED.get(type(node), ()):
+            for name in (getattr(node, field) or "").split("."):
+                yield getattr(node, "lineno", 0), name
+
+
 def found_in(path: Path) -> list[str]:
     """Old identifiers in code, and old words in comments and strings."""
-    allowed = ALLOWED.get(str(path.relative_to(ROOT)), set())
-    text, found = path.read_text("utf-8"), []
-    words = set(re.findall(r"\w+", text))  # splitting every file into tokens takes seconds
-    named = any(word in RENAMED or not PARTS.isdisjoint(word.lower().split("_")) for word in words)
-    if not named and not PROSE.search(text):
-        return found
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        place = f"{path.relative_to(ROOT)}:{token.start[0]}"
-        if token.type == tokenize.NAME:
-            parts = {*token.string.lower().split("_")} & PARTS
-            names = {token.string, *parts} & RENAMED.keys() - allowed
-            found += [f"{place} {token.string}: write {RENAMED[name]}" for name in names]
-        if token.type in (tokenize.COMMENT, tokenize.STRING):
-            words = {match[0] for match in PROSE.finditer(token.string)}
-            found += [f"{place} {word!r} in a comment or a string" for word in words if word not in allowed]
+    place = str(path.relative_to(ROOT))
+    allowed, text, found = ALLOWED.get(place, set()), path.read_text("utf-8"), []
+    words = set(re.findall(r"\w+", text))  # a syntax tree of every file takes seconds
+    if any(word in RENAMED or not PARTS.isdisjoint(word.lower().split("_")) for word in words):
+        for line, name in identifiers(text):
+            parts = {*name.lower().split("_")} & PARTS
+            names = {name, *parts} & RENAMED.keys() - allowed
+            found += [f"{place}:{line} {name}: write {RENAMED[one]}" for one in names]
+    if PROSE.search(text):
+        for number, line in enumerate(text.splitlines(), 1):
+            words = {match[0] for match in PROSE.finditer(line)} - allowed
+            found += [f"{place}:{number} {word!r} in a comment or a string" for word in words]
     return found
 
 
