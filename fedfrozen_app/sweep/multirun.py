@@ -12,6 +12,7 @@ import math
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,6 +73,22 @@ def disk_explained(folder: Path) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def launcher_explained() -> Iterator[None]:
+    """A cluster that takes no jobs ends a sweep with its own reason; without a cluster there is one too."""
+    try:
+        yield
+    except RuntimeError as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if not str(frame.f_globals.get("__name__")).startswith("submitit"):
+            raise
+        reason = next(iter(str(error).splitlines()), type(error).__name__).strip()
+        raise SweepFailed(
+            f"The cluster took none of these jobs ({reason}): correct hydra.launcher.* (`sinfo` lists "
+            "partitions), then the same command continues."
+        ) from error
+
+
 def check_place(folder: Path) -> None:
     """Whether the folder is, or may become, this sweep's. Its first run records what it is."""
     check_sweep_place(folder)
@@ -98,7 +115,7 @@ def _multirun(folder: Path, overrides: list[str]) -> None:
     # Hydra sees first that all can be composed: with many runs that takes some seconds.
     print(f"A sweep of {counted(count, 'run')} in {folder}.", flush=True)
     try:
-        with over_all_runs(count):
+        with over_all_runs(count), launcher_explained():
             with_hydra(each, ["-m", *overrides, *added])
             run_members(later, token)
         # An equal sweep at the same time shares the work: what it has started is waited for, and run here
