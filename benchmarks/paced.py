@@ -9,30 +9,32 @@ it ended or was killed. `--cells` picks some: words that a cell's name must hold
 
 The design, written before the runs
 -----------------------------------
-Setting. CIFAR-10, 25,000 training images over 100 clients by Dirichlet(0.3), all 10,000 test images; the ViT
-of width 192 from scratch (`model=vit_cifar`), one local epoch, batches of 32, AdamW at a constant rate (so
-that no schedule ties accuracy to the number of steps); ten clients at work. Speeds are lognormal with
+Setting. CIFAR-10, 25,000 training images over 100 clients by Dirichlet(0.3), all 10,000 test images; the
+ViT of width 192 from scratch (`model=vit_cifar`), one local epoch, batches of 32, AdamW at a constant rate
+(so that no schedule ties accuracy to the number of steps); ten clients at work. Speeds are lognormal with
 deviation 1 around 50 GFLOP/s; every uplink has 10 Mbit/s, every downlink 50.
-Methods. FedAvg, FedFrozen (frozen after half of the synchronous updates) and LoRA of rank 8 on all projections.
-There is no pretrained ViT of this size: LoRA adapts a base at its random initialisation, far from its use.
-Pacings. Synchronous: 100 rounds of 10 clients. Deadline: rounds close with 8 of 10 replies, late ones count,
-125 rounds. Buffered: 10 at work, steps of 5 replies, weight 1/sqrt(1+staleness), 300 steps: half as many updates
-more than synchronous, because stale updates count less.
+Methods. FedAvg, FedFrozen (frozen after half of the synchronous updates) and LoRA of rank 8 on all
+projections. There is no pretrained ViT of this size: LoRA adapts a base at its random initialisation, far
+from its use.
+Pacings. Synchronous: 100 rounds of 10 clients. Deadline: rounds close with 8 of 10 replies, late ones
+count, 125 rounds. Buffered: 10 at work, steps of 5 replies, weight 1/sqrt(1+staleness), 300 steps: half as
+many updates more than synchronous, because stale updates count less.
 Target. Of a method and seed: the mean of the last five evaluations of its synchronous run. A run reaches it
 at the first evaluation whose mean with the two before is at least that; a synchronous run by the same rule.
 Outcome. The ratio of virtual times, synchronous over paced, paired by seed: geometric mean and its 95 %
-interval by Student's t on logarithms over five seeds. A run that never reaches its target has no ratio; how many
-did is in the table, and where fewer than all did, the mean is over those and says too much. Expected: buffered
-at least twice as quick for FedAvg.
-Links. A synchronous run's training does not depend on links: its times at 1 and 100 Mbit/s are computed from
-the parts of its own clients' times. Under the other pacings the order of replies depends on them, and those are
-run again, buffered alone. What frozen bytes are worth is FedFrozen's time over FedAvg's: for the same rounds,
-and until the lower of the two methods' targets of that seed.
-NVFLARE. The setting of its edge example (examples/advanced/edge of NVIDIA/NVFlare, `pt_job.py`): 16 devices of
-3,125 images, a LeNet, 4 epochs in batches of 4, SGD at 0.001 with momentum 0.9; local training takes about 100,
-200 or 400 s by a device's type, messages 5 s; 10 synchronous rounds, or 160 steps of one reply each at a server
-rate of 0.05 without staleness weight. It reports 82 and 45 minutes of wall time, from which it takes 10 of
-computing, and accuracies in a picture alone. Types are drawn by seed; times within a type do not vary here.
+interval by Student's t on logarithms over five seeds. A run that never reaches its target has no ratio; how
+many did is in the table, and where fewer than all did, the mean is over those and says too much. Expected:
+buffered at least twice as quick for FedAvg.
+Links. A synchronous run's training does not depend on links: its times at 1 and 100 Mbit/s are computed
+from the parts of its own clients' times. Under the other pacings the order of replies depends on them, and
+those are run again, buffered alone. What frozen bytes are worth is FedFrozen's time over FedAvg's: for the
+same rounds, and until the lower of the two methods' targets of that seed.
+NVFLARE. The setting of its edge example (examples/advanced/edge of NVIDIA/NVFlare, `pt_job.py`): 16 devices
+of 3,125 images, a LeNet, 4 epochs in batches of 4, SGD at 0.001 with momentum 0.9; local training takes
+about 100, 200 or 400 s by a device's type, messages 5 s; 10 synchronous rounds, or 160 steps of one reply
+each at a server rate of 0.05 without staleness weight. It reports 82 and 45 minutes of wall time, from
+which it takes 10 of computing, and accuracies in a picture alone. Types are drawn by seed; times within a
+type do not vary here.
 """
 
 import argparse
@@ -200,8 +202,8 @@ def run_cell(cell: Cell, options_text: str) -> dict[str, Any]:
 
 
 def measured(rows: Sequence[dict[str, Any]], *, keep_parts: bool) -> dict[str, Any]:
-    """What a run's rows say of its course. `parts`: seconds by round and client of download, training and upload,
-    from which other links' times follow."""
+    """What a run's rows say of its course. `parts`: seconds by round and client of download, training and
+    upload, from which other links' times follow."""
     trained = [row for row in rows if row["round"]]
     evaluated = [row for row in rows if "test_accuracy" in row]
     found: dict[str, Any] = {
@@ -224,7 +226,7 @@ def measured(rows: Sequence[dict[str, Any]], *, keep_parts: bool) -> dict[str, A
 
 
 def wanted(options: argparse.Namespace) -> list[Cell]:
-    """By seed, so that what is done when time is up has all pacings of the first seeds; the main study first."""
+    """By seed, so that what is done when time is up has all pacings of the first seeds; the study first."""
     study, seeds = "quick" if options.quick else "cifar10", range(options.seeds)
     cells: list[Cell] = [Cell(study, m, p, 10, s) for s, m, p in itertools.product(seeds, METHODS, PACINGS)]
     cells += itertools.chain.from_iterable(further(study, seed) for seed in seeds)

@@ -40,7 +40,7 @@ def time_to(curve: Sequence[Sequence[float]], target: float) -> float | None:
 
 
 def at_uplink(row: Row, uplink: float) -> list[list[float]]:
-    """A synchronous run's curve, had every uplink this rate: a round lasts until its slowest client's reply."""
+    """A synchronous run's curve, had every uplink this rate: a round lasts until its slowest reply."""
     scale, ends, now = row["cell"]["uplink"] / uplink, {0: 0.0}, 0.0
     for number, clients in enumerate(row["parts"], start=1):
         now += max(download + train + upload * scale for download, train, upload in clients)
