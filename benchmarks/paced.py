@@ -5,7 +5,8 @@
     python benchmarks/paced.py show --out FILE
 
 Each finished run is one line of FILE, written at once. The same command again makes what is missing, whether
-it ended or was killed. `--cells` picks some: words that a cell's name must hold.
+it ended or was killed. `--cells` picks some: words that a cell's name must hold, such as `cifar10` on a GPU,
+or, with `--device cpu`, `nvflare`.
 
 The design, written before the runs
 -----------------------------------
@@ -91,6 +92,7 @@ WORDS = {
     "nvflare": (
         *("strategy=fedavg", "dataset=parquet", "dataset.name=cifar10", "model=lenet", "num_clients=16"),
         *("partition=iid", "client=sgd", "client.lr=0.001", "client.local_epochs=4", "client.batch_size=4"),
+        "runtime.runner=sequential",  # steps of four rows: as quick on a processor's core
     ),
 }
 # The operations of a device's request in NVFLARE's setting, in billions: LeNet's, as torch counts them, for
@@ -230,13 +232,13 @@ def wanted(options: argparse.Namespace) -> list[Cell]:
     study, seeds = "quick" if options.quick else "cifar10", range(options.seeds)
     cells: list[Cell] = [Cell(study, m, p, 10, s) for s, m, p in itertools.product(seeds, METHODS, PACINGS)]
     cells += itertools.chain.from_iterable(further(study, seed) for seed in seeds)
+    if not options.quick:
+        cells += [Cell("nvflare", "fedavg", pacing, LINK, seed) for seed in range(3) for pacing in NVFLARE]
     return [one for one in cells if not options.cells or any(words in one.name for words in options.cells)]
 
 
 def further(study: str, seed: int) -> Iterator[Cell]:
-    """NVFLARE's setting beside, for three seeds; then buffered at the other links."""
-    if study == "cifar10" and seed < 3:
-        yield from (Cell("nvflare", "fedavg", pacing, LINK, seed) for pacing in NVFLARE)
+    """Buffered at the other links."""
     for uplink, method in itertools.product(UPLINKS[1:], METHODS):
         yield Cell(study, method, "buffered", uplink, seed)
 
