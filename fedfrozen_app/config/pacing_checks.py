@@ -23,10 +23,7 @@ def check_pacing(config: Config) -> None:
             f"pacing={pacing.name} goes by the virtual time at which clients reply: add clock=profiles."
         )
     if config.secure_aggregation.name == "on":
-        raise UserError(
-            f"secure_aggregation=on sums over clients that started from one version of the model, and "
-            f"pacing={pacing.name} mixes versions: {SYNCHRONOUS}, or secure_aggregation=off."
-        )
+        _check_masked(config)
     _check_strategy(config)
     _check_companions(config)
     if pacing.name == "deadline" and pacing.seconds is None and pacing.share in (None, 1.0):
@@ -38,6 +35,39 @@ def check_pacing(config: Config) -> None:
         _check_partial(config)
     if pacing.name == "buffered":
         _check_buffer(config)
+
+
+def _check_masked(config: Config) -> None:
+    """Masked sums are of whole cohorts, each of clients that started together from one version."""
+    pacing, secure = config.pacing, config.secure_aggregation
+    if pacing.name != "buffered":
+        raise UserError(
+            f"secure_aggregation=on sums over clients that started from one version of the model, and "
+            f"pacing={pacing.name} sets late clients apart: use pacing=buffered, whose cohorts wait for no "
+            f"other, {SYNCHRONOUS}, or secure_aggregation=off."
+        )
+    others = {
+        "aggregation.cohorts=batches": config.aggregation.cohorts == "batches",
+        "secure_aggregation.choices=groups": secure.choices == "groups",
+        "secure_aggregation.noise=sum": secure.noise == "sum",
+        "secure_aggregation.renew": secure.renew is not None,
+    }
+    for words in (words for words, is_set in others.items() if is_set):
+        raise UserError(
+            f"{words} builds on the round before, and pacing=buffered has several cohorts at work: leave "
+            f"that out, or {SYNCHRONOUS}."
+        )
+    if pacing.buffer is not None and pacing.buffer < secure.min_cohort:
+        raise UserError(
+            f"pacing.buffer={pacing.buffer} clients are a cohort whose updates are summed under masks, and "
+            f"secure_aggregation.min_cohort={secure.min_cohort} make a sum at least: raise the first, or "
+            "lower the second."
+        )
+    if pacing.buffer is not None and (pacing.concurrency or 0) % pacing.buffer:
+        raise UserError(
+            f"pacing.concurrency={pacing.concurrency} clients are no whole number of cohorts of "
+            f"pacing.buffer={pacing.buffer}, which secure_aggregation=on sums over: give a multiple of it."
+        )
 
 
 def _check_strategy(config: Config) -> None:

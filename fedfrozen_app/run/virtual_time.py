@@ -14,7 +14,7 @@ from fedfrozen_app.files.rows import Row
 from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.run.step_operations import operations_per_row
 from fedfrozen_app.server.base import PlannedFedAvg
-from fedfrozen_app.server.pacer import make_pacer
+from fedfrozen_app.server.make_pacer import make_pacer
 from fedfrozen_app.server.pacing import Pacing
 
 DIGITS = 6  # of a second, in a round's row
@@ -138,7 +138,8 @@ def virtual_time(config: Config, worker: Worker, history: Iterable[Row]) -> tupl
         return [], None
     times = client_times(config, worker)
     now = max((row.get("virtual_seconds", 0.0) for row in history), default=0.0)
-    pacer = make_pacer(config.pacing, config.seed, config.participation)
+    masked = config.secure_aggregation.name == "on"
+    pacer = make_pacer(config.pacing, config.seed, config.participation, masked=masked)
     if pacer is None:
         return [VirtualTime(times, now)], None
     pacer.now = now

@@ -13,6 +13,7 @@ from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server.federation import Evaluate, Federation, Settings
 from fedfrozen_app.server.loop import close_round
+from fedfrozen_app.server.masked_paced_round import MaskedPacedRound
 from fedfrozen_app.server.paced_round import PacedRound
 from fedfrozen_app.server.seams import StrategySeams
 from fedfrozen_app.server.train_round import TrainRound
@@ -59,7 +60,9 @@ class PlannedFedAvg(StrategySeams):
         return result
 
     def _train_round(self, server_round: int) -> Row:
-        kind = TrainRound if self.federation.connection.pacing is None else PacedRound
+        kind: type[TrainRound] = TrainRound
+        if self.federation.connection.pacing is not None:
+            kind = MaskedPacedRound if self.federation.secure.name == "on" else PacedRound
         return kind(self, server_round).run()
 
     def _close_round(self, row: Row, began: float, evaluate_fn: Evaluate | None) -> bool:

@@ -48,9 +48,11 @@ class PacedRound(TrainRound):
         self._nodes = nodes
         self._plan = self.strategy.client_plan(self.number)
         self._expected = ExpectedBytes(self.strategy, self.request, self.arrays)
-        population = population_of(nodes)
-        self.closed = self.pacing.pacer.run_round(self.number, population, self._ask)
+        self.closed = self.pacing.pacer.run_round(self.number, self._population(nodes), self._ask)
         return list(in_order(tuple(one.client for one in self.closed.asked)))
+
+    def _population(self, nodes: Mapping[str, int]) -> Sequence[str]:
+        return population_of(nodes)
 
     def _ask(self, clients: Sequence[str], at: float) -> list[Assignment]:
         if self.request.choice is not None:  # what they choose decides how long they take

@@ -84,7 +84,7 @@ class TrainRound:
     def _collect_masked(self) -> None:
         masked = masked_round(self.strategy, self.request, self.members, self.arrays, self.record.traffic)
         masked.run()
-        self.record.take_masked(masked)
+        self.record.take_masked(masked.result)
         secure, sums = self.strategy.federation.secure, self.strategy.federation.sums
         if secure.renew is not None and self.record.secure is not None:
             before = sums.clip or secure.clip
