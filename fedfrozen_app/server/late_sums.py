@@ -16,7 +16,6 @@ from torch import Tensor
 from fedfrozen_app.exchange.count import Upload
 from fedfrozen_app.exchange.names import is_parameter
 from fedfrozen_app.secure.layout import Sums
-from fedfrozen_app.server.masked import MaskedRound
 from fedfrozen_app.server.masked_result import MaskedResult
 
 SCALARS = ("replies", "examples", "examples_squared", "clipped")
@@ -30,11 +29,10 @@ class LateSum:
     upload: Upload  # of all its clients
 
     @classmethod
-    def of(cls, masked: MaskedRound, uploads: Sequence[Upload]) -> "LateSum":
+    def of(cls, result: MaskedResult, uploads: Sequence[Upload]) -> "LateSum":
         """What the clients spent is noted already: they have trained."""
         by_role = sum((one.by_role for one in uploads), Counter[str]())
-        result = replace(masked.result, spent={})
-        return cls(result, Upload(by_role, sum(one.size for one in uploads)))
+        return cls(replace(result, spent={}), Upload(by_role, sum(one.size for one in uploads)))
 
     def aged(self, weight: float, shared: Collection[str]) -> MaskedResult:
         """As it enters the mean."""

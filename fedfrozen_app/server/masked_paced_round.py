@@ -36,7 +36,7 @@ class MaskedPacedRound(PacedRound):
             federation.sums.spoilers.add(client)
             log.warning("Round %d: client %s %s, so that no sum could be unmasked.", self.number, client, why)
         assignments = [self._masked_assignment(client, at) for client in clients]
-        late = LateSum.of(masked, [traffic.postpone(client) for client in clients])
+        late = LateSum.of(masked.result, [traffic.postpone(client) for client in clients])
         self.pacing.sums.keep(clients, late)
         return assignments
 

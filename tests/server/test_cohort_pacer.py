@@ -91,6 +91,6 @@ def test_a_client_that_leaves_frees_its_whole_cohort():
 
 @pytest.mark.parametrize(("places", "cohorts"), [(3, 1), (5, 2)])
 def test_places_that_make_no_whole_cohort_stay_empty(places, cohorts):
-    pacer, run = paced({str(n): 1.0 for n in range(5)}, concurrency=places, buffer=2)
+    _, run = paced({str(n): 1.0 for n in range(5)}, concurrency=places, buffer=2)
     began, _, _ = run(1)
     assert len(began) == cohorts
