@@ -9,6 +9,8 @@ from tests.conftest import slowly
 
 BUFFERED, DEADLINE = ("clock=profiles", "pacing=buffered"), ("clock=profiles", "pacing=deadline")
 
+MASKED = (*BUFFERED, "secure_aggregation=on")
+
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
@@ -16,10 +18,16 @@ BUFFERED, DEADLINE = ("clock=profiles", "pacing=buffered"), ("clock=profiles", "
         (("pacing=buffered",), "pacing=buffered goes by the virtual time at which clients reply: add clock="),
         ((*DEADLINE, "runtime=flower"), "and not for runtime=flower: use runtime=inprocess, or pacing=synch"),
         (
-            (*BUFFERED, "secure_aggregation=on"),
+            (*DEADLINE, "secure_aggregation=on"),
             "secure_aggregation=on sums over clients that started from one version of the model, and "
-            "pacing=buffered mixes versions: use pacing=synchronous, or secure_aggregation=off.",
+            "pacing=deadline sets late clients apart: use pacing=buffered, whose cohorts wait for no other",
         ),
+        ((*MASKED, "pacing.concurrency=4", "pacing.buffer=2"), "pacing.buffer=2 clients are a cohort whose"),
+        (
+            (*MASKED, "pacing.concurrency=7", "pacing.buffer=3"),
+            "pacing.concurrency=7 clients are no whole num",
+        ),
+        ((*MASKED, "aggregation.cohorts=batches"), "aggregation.cohorts=batches builds on the round before"),
         (
             (*BUFFERED, "strategy=scaffold", "client=sgd"),
             "strategy=scaffold does not declare that it is sound under pacing=buffered",
@@ -54,6 +62,7 @@ def test_what_cannot_work_is_refused(words, sentence):
     "words",
     [
         (*DEADLINE, "aggregation=median", "pacing.late=drop"),
+        (*MASKED, "pacing.concurrency=6", "pacing.buffer=3"),
         *slowly((*BUFFERED, "adapter=lora"), (*BUFFERED, "adapter=lora", "adapter.rule=ffa")),
     ],
 )

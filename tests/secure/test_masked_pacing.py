@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.handlers import masking_handler, train_handler
 from fedfrozen_app.privacy.accountant import epsilon_of
 from fedfrozen_app.privacy.budget import BudgetFile
@@ -13,9 +14,9 @@ from tests.conftest import same_bits, slowly
 from tests.resuming import kill_in_round, without_times
 from tests.secure.runs import ON, PLAIN
 
-SMALL = ("clock=profiles", "clock.uplink=1", "clock.spread=1", "num_clients=6", "dataset.limit=200")
+CLOCK = ("clock=profiles", "clock.uplink=1", "clock.spread=1", "num_clients=6", "dataset.limit=200")
 MASKS = (ON, "secure_aggregation.min_cohort=2", "pacing=buffered", "pacing.concurrency=4", "pacing.buffer=2")
-COHORTS = ("strategy=fedavg", *SMALL, *MASKS)
+COHORTS = ("strategy=fedavg", *CLOCK, *MASKS)
 
 
 @pytest.fixture
@@ -100,8 +101,15 @@ def test_a_cohort_under_its_threshold_is_given_up_and_its_clients_are_free_again
 
 
 @pytest.mark.slow
+def test_a_buffer_that_is_too_small_for_a_sum_is_refused(train):
+    """By itself it is half of the clients at work."""
+    with pytest.raises(UserError, match=r"a round has 2: raise pacing\.buffer, or lower it"):
+        train("strategy=fedavg", *CLOCK, ON, "pacing=buffered", "pacing.concurrency=4")
+
+
+@pytest.mark.slow
 def test_one_cohort_of_all_clients_is_the_synchronous_masked_run(train):
-    words = ("strategy=fedavg", *SMALL, ON, "num_clients=4")
+    words = ("strategy=fedavg", *CLOCK, ON, "num_clients=4")
     plain = train(*words, folder="plain")
     paced = train(*words, "pacing=buffered", "pacing.buffer=4", folder="paced")
     assert same_bits(plain.model, paced.model)
