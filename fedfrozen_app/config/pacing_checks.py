@@ -13,12 +13,9 @@ def check_pacing(config: Config) -> None:
     pacing = config.pacing
     if pacing.name == "synchronous":
         return
-    if config.runtime.name not in ("inprocess", "ray"):
-        raise UserError(
-            f"pacing={pacing.name} is made for simulated clients in one process or on Ray, and not for "
-            f"runtime={config.runtime.name}: use runtime=inprocess, or pacing=synchronous."
-        )
-    if config.clock.name == "none":
+    if config.runtime.name in ("flower", "deployed"):
+        _check_real_time(config)
+    elif config.clock.name == "none":
         raise UserError(
             f"pacing={pacing.name} goes by the virtual time at which clients reply: add clock=profiles."
         )
@@ -35,6 +32,27 @@ def check_pacing(config: Config) -> None:
         _check_partial(config)
     if pacing.name == "buffered":
         _check_buffer(config)
+
+
+def _check_real_time(config: Config) -> None:
+    """Nodes of Flower reply when they do."""
+    pacing, runtime = config.pacing, config.runtime.name
+    if config.secure_aggregation.name == "on":
+        raise UserError(
+            "secure_aggregation=on sums over nodes that answer each step together, and with "
+            f"runtime={runtime} pacing={pacing.name} lets each reply at its own time: {SYNCHRONOUS}, or "
+            "runtime=inprocess."
+        )
+    if config.clock.name != "none":
+        raise UserError(
+            f"pacing={pacing.name} goes by the real time of nodes with runtime={runtime}, and clock=profiles "
+            "by a virtual one: leave the clock out, or use runtime=inprocess."
+        )
+    if pacing.partial:
+        raise UserError(
+            "pacing.partial=true fits steps into a time that is known beforehand, and with "
+            f"runtime={runtime} it is not: leave it out."
+        )
 
 
 def _check_masked(config: Config) -> None:

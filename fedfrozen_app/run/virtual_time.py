@@ -14,6 +14,7 @@ from fedfrozen_app.files.rows import Row
 from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.run.step_operations import operations_per_row
 from fedfrozen_app.server.base import PlannedFedAvg
+from fedfrozen_app.server.live_pacing import live_pacing
 from fedfrozen_app.server.make_pacer import make_pacer
 from fedfrozen_app.server.pacing import Pacing
 
@@ -135,7 +136,7 @@ def virtual_time(config: Config, worker: Worker, history: Iterable[Row]) -> tupl
     """The hooks of a run with a clock, at the time that its last round ended; and its pacing, where rounds do
     not wait for all clients."""
     if config.clock.name == "none":
-        return [], None
+        return [], live_pacing(config)
     times = client_times(config, worker)
     now = max((row.get("virtual_seconds", 0.0) for row in history), default=0.0)
     masked = config.secure_aggregation.name == "on"

@@ -32,6 +32,11 @@ class Pacing:
     late: LateReplies = field(default_factory=LateReplies)
     sums: LateSums = field(default_factory=LateSums)  # of masked cohorts, in place of replies
 
+    @property
+    def live(self) -> bool:
+        """Whether nodes take real time."""
+        return False
+
     def weight(self, staleness: int) -> float:
         return WEIGHTS[self.pacer.config.staleness_weight](staleness)
 

@@ -32,7 +32,7 @@ class TrainRound:
     def __init__(self, strategy: StrategySeams, server_round: int) -> None:
         """Draw the cohort and make the request."""
         federation = strategy.federation
-        nodes = federation.connection.membership.present()
+        nodes = federation.connection.nodes_of_round()
         self.strategy, self.number, self.population = strategy, server_round, len(nodes)
         drawn = federation.participations(nodes, strategy.num_rounds)
         if drawn and isinstance(nodes, LocalNodes) and federation.connection.pacing is None:
