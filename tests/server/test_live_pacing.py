@@ -2,10 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import pytest
-
-from fedfrozen_app.clock.client_time import ClientTime
-from fedfrozen_app.clock.event_queue import Assignment
 from fedfrozen_app.run import virtual_time
 from fedfrozen_app.server.pacer import ClosedRound, Pacer
 from tests.conftest import same_bits
@@ -60,7 +56,7 @@ def replayed(train, monkeypatch, live, *words):
 
 
 def test_a_slow_node_holds_nobody_up_and_its_reply_counts_late(tmp_path, train, monkeypatch):
-    live, _ = run(tmp_path, slow(polls=5), *PATIENT, *BUFFERED)
+    live, _ = run(tmp_path, slow(polls=2), *PATIENT, *BUFFERED)
     ages = {(client, age) for row in live.rows[1:] for client, age in row["pacing"]["used"]}
     assert {client for client, age in ages if age} == {"1"} and max(age for _, age in ages) >= 1
     assert all(len(row["pacing"]["used"]) == 2 and row["clients_failed"] == 0 for row in live.rows[1:])
