@@ -58,7 +58,9 @@ def replayed(train, monkeypatch, live, *words):
 def test_a_slow_node_holds_nobody_up_and_its_reply_counts_late(tmp_path, train, monkeypatch):
     live, _ = run(tmp_path, slow(polls=2), *PATIENT, *BUFFERED)
     ages = {(client, age) for row in live.rows[1:] for client, age in row["pacing"]["used"]}
-    assert {client for client, age in ages if age} == {"1"} and max(age for _, age in ages) >= 1
+    assert "1" in {client for client, age in ages if age}, "the slow node is never late"
+    # Who is quick is late too where the slow one's reply fills the buffer before it.
+    assert {client for client, _ in ages} == {"0", "1", "2"} and len(live.rows) == 6
     assert all(len(row["pacing"]["used"]) == 2 and row["clients_failed"] == 0 for row in live.rows[1:])
     # The same order of arrival in one process and virtual time gives the same bits.
     same = replayed(train, monkeypatch, live, "num_rounds=5")
