@@ -16,7 +16,10 @@ MASKED = (*BUFFERED, "secure_aggregation=on")
     ("words", "sentence"),
     [
         (("pacing=buffered",), "pacing=buffered goes by the virtual time at which clients reply: add clock="),
-        ((*DEADLINE, "runtime=flower"), "the real time of nodes with runtime=flower, and clock=profiles by a"),
+        (
+            (*DEADLINE, "runtime=flower"),
+            "the real time of nodes with runtime=flower, and clock=profiles by a",
+        ),
         (
             ("pacing=buffered", "runtime=flower", "secure_aggregation=on"),
             "with runtime=flower pacing=buffered lets each reply at its own time: use pacing=synchronous",
