@@ -17,7 +17,8 @@ from matplotlib.patches import Rectangle
 from fedfrozen_app.clock.client_time import ClientTime
 from fedfrozen_app.clock.event_queue import Assignment
 from fedfrozen_app.config import PacingConfig
-from fedfrozen_app.server.pacer import ClosedRound, DeadlinePacer, make_pacer
+from fedfrozen_app.server.make_pacer import make_pacer
+from fedfrozen_app.server.pacer import ClosedRound, DeadlinePacer
 
 TARGET = Path(__file__).with_name("pacings.png")
 INK, GREY, BUSY, FRESH, STALE = "#1b1f24", "#57606a", "#a9cfe8", "#009e73", "#e69f00"

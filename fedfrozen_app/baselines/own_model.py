@@ -24,7 +24,8 @@ from fedfrozen_app.models.wrapper import wrapper_of
 
 POOLED, ALONE = "the run's own model, all rows", "the run's own model, each site alone"
 MOST_ALONE = 20  # clients that train alone; of more, as many at even distances
-RESET = ("aggregation", "clock", "codec", "checkpoint", "early_stop", "track", "debug")  # of no effect here
+# Of no effect here.
+RESET = ("aggregation", "clock", "codec", "checkpoint", "debug", "early_stop", "pacing", "track")
 PLAIN: Mapping[str, Any] = {
     "strategy": {"name": "fedavg"},
     "server_optimizer": {"name": "none"},

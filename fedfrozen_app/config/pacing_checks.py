@@ -13,20 +13,14 @@ def check_pacing(config: Config) -> None:
     pacing = config.pacing
     if pacing.name == "synchronous":
         return
-    if config.runtime.name not in ("inprocess", "ray"):
-        raise UserError(
-            f"pacing={pacing.name} is made for simulated clients in one process or on Ray, and not for "
-            f"runtime={config.runtime.name}: use runtime=inprocess, or pacing=synchronous."
-        )
-    if config.clock.name == "none":
+    if config.runtime.name in ("flower", "deployed"):
+        _check_real_time(config)
+    elif config.clock.name == "none":
         raise UserError(
             f"pacing={pacing.name} goes by the virtual time at which clients reply: add clock=profiles."
         )
     if config.secure_aggregation.name == "on":
-        raise UserError(
-            f"secure_aggregation=on sums over clients that started from one version of the model, and "
-            f"pacing={pacing.name} mixes versions: {SYNCHRONOUS}, or secure_aggregation=off."
-        )
+        _check_masked(config)
     _check_strategy(config)
     _check_companions(config)
     if pacing.name == "deadline" and pacing.seconds is None and pacing.share in (None, 1.0):
@@ -38,6 +32,60 @@ def check_pacing(config: Config) -> None:
         _check_partial(config)
     if pacing.name == "buffered":
         _check_buffer(config)
+
+
+def _check_real_time(config: Config) -> None:
+    """Nodes of Flower reply when they do."""
+    pacing, runtime = config.pacing, config.runtime.name
+    if config.secure_aggregation.name == "on":
+        raise UserError(
+            "secure_aggregation=on sums over nodes that answer each step together, and with "
+            f"runtime={runtime} pacing={pacing.name} lets each reply at its own time: {SYNCHRONOUS}, or "
+            "runtime=inprocess."
+        )
+    if config.clock.name != "none":
+        raise UserError(
+            f"pacing={pacing.name} goes by the real time of nodes with runtime={runtime}, and clock=profiles "
+            "by a virtual one: leave the clock out, or use runtime=inprocess."
+        )
+    if pacing.partial:
+        raise UserError(
+            "pacing.partial=true fits steps into a time that is known beforehand, and with "
+            f"runtime={runtime} it is not: leave it out."
+        )
+
+
+def _check_masked(config: Config) -> None:
+    """Masked sums are of whole cohorts, each of clients that started together from one version."""
+    pacing, secure = config.pacing, config.secure_aggregation
+    if pacing.name != "buffered":
+        raise UserError(
+            f"secure_aggregation=on sums over clients that started from one version of the model, and "
+            f"pacing={pacing.name} sets late clients apart: use pacing=buffered, whose cohorts wait for no "
+            f"other, {SYNCHRONOUS}, or secure_aggregation=off."
+        )
+    others = {
+        "aggregation.cohorts=batches": config.aggregation.cohorts == "batches",
+        "secure_aggregation.choices=groups": secure.choices == "groups",
+        "secure_aggregation.noise=sum": secure.noise == "sum",
+        "secure_aggregation.renew": secure.renew is not None,
+    }
+    for words in (words for words, is_set in others.items() if is_set):
+        raise UserError(
+            f"{words} builds on the round before, and pacing=buffered has several cohorts at work: leave "
+            f"that out, or {SYNCHRONOUS}."
+        )
+    if pacing.buffer is not None and pacing.buffer < secure.min_cohort:
+        raise UserError(
+            f"pacing.buffer={pacing.buffer} clients are a cohort whose updates are summed under masks, and "
+            f"secure_aggregation.min_cohort={secure.min_cohort} make a sum at least: raise the first, or "
+            "lower the second."
+        )
+    if pacing.buffer is not None and (pacing.concurrency or 0) % pacing.buffer:
+        raise UserError(
+            f"pacing.concurrency={pacing.concurrency} clients are no whole number of cohorts of "
+            f"pacing.buffer={pacing.buffer}, which secure_aggregation=on sums over: give a multiple of it."
+        )
 
 
 def _check_strategy(config: Config) -> None:

@@ -21,6 +21,7 @@ from fedfrozen_app.run.job import Job
 from fedfrozen_app.run.outline import planning_strategy, requests, shares_model
 from fedfrozen_app.server.connection import Connection
 from fedfrozen_app.server.hooks import BestModel, MetricsFile
+from fedfrozen_app.server.pacer import replies_of_a_step
 from fedfrozen_app.server.robust import check_cohort
 from fedfrozen_app.server.sampling import cohort_size
 
@@ -126,17 +127,26 @@ def check_clients(config: Config, count: int) -> None:
             f"pacing.buffer={config.pacing.buffer} replies cannot be in while {size} clients are at work: "
             "lower it, or raise participation."
         )
-    if secure.name == "on" and size < secure.min_cohort:
-        raise UserError(
-            f"secure_aggregation.min_cohort={secure.min_cohort} clients make a sum at least, and a round has "
-            f"{size}: raise num_clients or participation, or lower it."
-        )
+    if secure.name == "on":
+        check_masked_cohort(config, size)
     if strange := [client for client in config.adapter.ranks if str(client) not in clients]:
         raise UserError(f"adapter.ranks.{strange[0]} is no client: give a number from 0 to {count - 1}.")
     if (client := config.checkpoint.uploads) is not None and client not in clients:
         raise UserError(f"checkpoint.uploads={client} is no client: give a number from 0 to {count - 1}.")
     if (client := config.privacy.audited) is not None and client not in clients:
         raise UserError(f"privacy.audited={client} is no client: give a number from 0 to {count - 1}.")
+
+
+def check_masked_cohort(config: Config, size: int) -> None:
+    """Whether as many clients are summed together as masks need; `size`: of those that are asked."""
+    secure, pacing, what = config.secure_aggregation, config.pacing, "num_clients or participation"
+    if pacing.name == "buffered":
+        what, size = "pacing.buffer", replies_of_a_step(pacing, pacing.concurrency or size)
+    if size < secure.min_cohort:
+        raise UserError(
+            f"secure_aggregation.min_cohort={secure.min_cohort} clients make a sum at least, and a round has "
+            f"{size}: raise {what}, or lower it."
+        )
 
 
 def check_patience(config: Config, worker: Worker) -> None:

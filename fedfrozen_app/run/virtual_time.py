@@ -14,7 +14,8 @@ from fedfrozen_app.files.rows import Row
 from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.run.step_operations import operations_per_row
 from fedfrozen_app.server.base import PlannedFedAvg
-from fedfrozen_app.server.pacer import make_pacer
+from fedfrozen_app.server.live_pacing import live_pacing
+from fedfrozen_app.server.make_pacer import make_pacer
 from fedfrozen_app.server.pacing import Pacing
 
 DIGITS = 6  # of a second, in a round's row
@@ -135,10 +136,11 @@ def virtual_time(config: Config, worker: Worker, history: Iterable[Row]) -> tupl
     """The hooks of a run with a clock, at the time that its last round ended; and its pacing, where rounds do
     not wait for all clients."""
     if config.clock.name == "none":
-        return [], None
+        return [], live_pacing(config)
     times = client_times(config, worker)
     now = max((row.get("virtual_seconds", 0.0) for row in history), default=0.0)
-    pacer = make_pacer(config.pacing, config.seed, config.participation)
+    masked = config.secure_aggregation.name == "on"
+    pacer = make_pacer(config.pacing, config.seed, config.participation, masked=masked)
     if pacer is None:
         return [VirtualTime(times, now)], None
     pacer.now = now

@@ -12,7 +12,9 @@ from fedfrozen_app.core.logs import about
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server.federation import Evaluate, Federation, Settings
+from fedfrozen_app.server.live_round import LiveRound
 from fedfrozen_app.server.loop import close_round
+from fedfrozen_app.server.masked_paced_round import MaskedPacedRound
 from fedfrozen_app.server.paced_round import PacedRound
 from fedfrozen_app.server.seams import StrategySeams
 from fedfrozen_app.server.train_round import TrainRound
@@ -59,7 +61,10 @@ class PlannedFedAvg(StrategySeams):
         return result
 
     def _train_round(self, server_round: int) -> Row:
-        kind = TrainRound if self.federation.connection.pacing is None else PacedRound
+        kind: type[TrainRound] = TrainRound
+        if (pacing := self.federation.connection.pacing) is not None:
+            masked = self.federation.secure.name == "on"
+            kind = LiveRound if pacing.live else MaskedPacedRound if masked else PacedRound
         return kind(self, server_round).run()
 
     def _close_round(self, row: Row, began: float, evaluate_fn: Evaluate | None) -> bool:

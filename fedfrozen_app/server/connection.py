@@ -1,5 +1,6 @@
 """The server's connection to its clients: transport, membership, and what all rounds share."""
 
+import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,12 @@ class Connection:
     pacing: Pacing | None = None  # None: a round waits for all its clients
     codec: CodecConfig = field(default_factory=CodecConfig)  # of uploads
     trust: Trust = field(default_factory=Shown)  # whose signatures under keys of masked rounds are valid
+
+    def nodes_of_round(self) -> Mapping[str, int]:
+        """The clients there are. Where nobody is waited for, a node that has gone is not either."""
+        if self.pacing is not None and self.pacing.live:
+            return self.membership.greet(time.monotonic()) or self.membership.present()
+        return self.membership.present()
 
     @property
     def ticket(self) -> dict[str, str] | None:

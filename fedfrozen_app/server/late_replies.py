@@ -86,6 +86,10 @@ class LateReplies:
     def pop(self, client: str) -> LateReply:
         return self._known.pop(client)
 
+    def discard(self, clients: Sequence[str]) -> None:
+        for client in clients:
+            self._known.pop(client, None)
+
     def __len__(self) -> int:
         return len(self._known)
 

@@ -28,6 +28,7 @@ from fedfrozen_app.secure.sum_up import Collector, TooFew
 from fedfrozen_app.secure.vector import Vector, unpacked
 from fedfrozen_app.secure.work import MASKED, layout_of, noised, rules_of, survivors_of, terms_of
 from fedfrozen_app.server.connection import Connection
+from fedfrozen_app.server.masked_result import MaskedResult
 from fedfrozen_app.server.masking_exchange import exchange_texts
 from fedfrozen_app.server.request_messages import ToMask
 from fedfrozen_app.server.round_trip import Members, RoundTrip
@@ -294,6 +295,12 @@ class MaskedRound:
                 slack[name] = slack.get(name, 0.0) + part
         weights = self.sums.weights
         self.error = max((slack[name] / weights[name] for name in slack if weights[name]), default=0.0)
+
+    @property
+    def result(self) -> MaskedResult:
+        groups = self.groups if self.apart else ()
+        known = self.sums, self.problem, self.failures, self.roster, self.error
+        return MaskedResult(*known, self.spent, self.seconds, self.noise, groups)
 
     @property
     def spent(self) -> dict[str, tuple[float, float]]:

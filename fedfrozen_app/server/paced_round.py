@@ -48,9 +48,11 @@ class PacedRound(TrainRound):
         self._nodes = nodes
         self._plan = self.strategy.client_plan(self.number)
         self._expected = ExpectedBytes(self.strategy, self.request, self.arrays)
-        population = population_of(nodes)
-        self.closed = self.pacing.pacer.run_round(self.number, population, self._ask)
+        self.closed = self.pacing.pacer.run_round(self.number, self._population(nodes), self._ask)
         return list(in_order(tuple(one.client for one in self.closed.asked)))
+
+    def _population(self, nodes: Mapping[str, int]) -> Sequence[str]:
+        return population_of(nodes)
 
     def _ask(self, clients: Sequence[str], at: float) -> list[Assignment]:
         if self.request.choice is not None:  # what they choose decides how long they take
@@ -158,20 +160,25 @@ class PacedRound(TrainRound):
     def _complete(self, row: Row) -> None:
         closed, pacer = self.closed, self.pacing.pacer
         row.pop("bytes_by_client", None)
-        row["clients"] = list(dict.fromkeys(row["clients"]))  # a client may have replied to two rounds
         row["virtual_seconds"] = pacer.now
         row["virtual_by_client"] = {one.client: _rounded(one) for one in closed.asked}
         row["virtual_asked"] = {one.client: round(one.asked_at, DIGITS) for one in closed.asked}
+        if self.request.most_steps:
+            row["local_steps"] = dict(self.request.most_steps)
+        self._add_staleness(row, list(pacer.at_work))
+
+    def _add_staleness(self, row: Row, at_work: Sequence[str]) -> None:
+        """Which replies counted, and how old they were."""
+        closed = self.closed
+        row["clients"] = list(dict.fromkeys(row["clients"]))  # a client may have replied to two rounds
         staleness = [self.number - one.version for one in closed.used]
         row["staleness_mean"] = sum(staleness) / max(len(staleness), 1)
         row["staleness_max"] = max(staleness, default=0)
-        row["clients_dropped"], row["clients_at_work"] = len(closed.dropped), len(pacer.at_work)
-        if self.request.most_steps:
-            row["local_steps"] = dict(self.request.most_steps)
+        row["clients_dropped"], row["clients_at_work"] = len(closed.dropped), len(at_work)
         row["pacing"] = {
             "used": [[one.client, self.number - one.version] for one in closed.used],
             "dropped": [[one.client, self.number - one.version] for one in closed.dropped],
-            "at_work": list(pacer.at_work),
+            "at_work": list(at_work),
         }
 
 

@@ -49,6 +49,15 @@ class Pacer(ABC):
         """How many requests a client may get in so many rounds, whoever else is drawn; None: those of the
         rounds for which it is drawn."""
 
+    @property
+    def kind(self) -> str:
+        """By which a checkpoint's state is known."""
+        return self.config.name
+
+    def remove(self, client: str) -> list[Assignment]:
+        """Take its request back; who is free then."""
+        return [self.at_work.pop(client)]
+
     def is_dropped(self, assignment: Assignment, number: int) -> bool:
         """Whether its reply is too old for the server's step `number`."""
         staleness, most = number - assignment.version, self.config.max_staleness
@@ -77,7 +86,7 @@ class Pacer(ABC):
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: JSON keeps every float to the bit."""
         return {
-            "name": self.config.name,
+            "name": self.kind,
             "now": self.now,
             "at_work": list(map(_plain, self.at_work.values())),
         }
@@ -159,10 +168,3 @@ class BufferedPacer(Pacer):
 def replies_of_a_step(config: PacingConfig, at_work: int) -> int:
     """The size of the buffer while so many clients are at work."""
     return config.buffer or max(1, at_work // 2)
-
-
-def make_pacer(config: PacingConfig, seed: int, participation: float) -> Pacer | None:
-    """None for synchronous rounds, which wait for all clients."""
-    kinds = {"deadline": DeadlinePacer, "buffered": BufferedPacer}
-    kind = kinds.get(config.name)
-    return None if kind is None else kind(config, seed, participation)

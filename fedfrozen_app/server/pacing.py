@@ -9,6 +9,7 @@ from torch import Tensor
 from fedfrozen_app.clock.client_time import ClientTime
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.server.late_replies import WEIGHTS, LateReplies
+from fedfrozen_app.server.late_sums import LateSums
 from fedfrozen_app.server.pacer import Pacer
 
 
@@ -29,6 +30,12 @@ class Pacing:
     pacer: Pacer
     times: Times
     late: LateReplies = field(default_factory=LateReplies)
+    sums: LateSums = field(default_factory=LateSums)  # of masked cohorts, in place of replies
+
+    @property
+    def live(self) -> bool:
+        """Whether nodes take real time."""
+        return False
 
     def weight(self, staleness: int) -> float:
         return WEIGHTS[self.pacer.config.staleness_weight](staleness)
@@ -52,20 +59,24 @@ class Pacing:
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint, beside `arrays`."""
-        return {"pacer": self.pacer.state_dict(), "late": self.late.state_dict()}
+        late, sums = self.late.state_dict(), self.sums.state_dict()
+        return {"pacer": self.pacer.state_dict(), "late": late} | ({"sums": sums} if sums else {})
 
     def arrays(self) -> dict[str, Tensor]:
-        return self.late.arrays()
+        return self.late.arrays() | self.sums.arrays()
 
     def load(
         self, state: Mapping[str, Any], arrays: Mapping[str, Tensor], excluded: Collection[str] = ()
     ) -> None:
         """Restore them, without clients that take no part any more. A run with another pacing starts with
         everybody free."""
-        if state.get("pacer", {}).get("name") != self.pacer.config.name:
+        if state.get("pacer", {}).get("name") != self.pacer.kind:
             return
         self.pacer.load_state_dict(state["pacer"])
         self.late.load(state["late"], arrays)
-        for client in set(self.pacer.at_work) & set(excluded):
-            del self.pacer.at_work[client]
-            self.late.pop(client)
+        self.sums.load(state.get("sums", {}), arrays)
+        for client in sorted(set(self.pacer.at_work) & set(excluded)):
+            if client in self.pacer.at_work:  # it may have left with another of its cohort
+                freed = [one.client for one in self.pacer.remove(client)]
+                self.late.discard(freed)
+                self.sums.discard(freed)

@@ -13,7 +13,7 @@ from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.names import PARAMETERS
 from fedfrozen_app.files.rows import HEADLINES, Row
 from fedfrozen_app.server.aggregate import RunningMean, Update
-from fedfrozen_app.server.masked import MaskedRound
+from fedfrozen_app.server.masked_result import MaskedResult
 from fedfrozen_app.tasks.language import perplexity
 
 log = logging.getLogger(__name__)
@@ -108,17 +108,17 @@ class RoundRecord:
         self.failures.append(f"Client {client} was set aside: it {quoted(why)}.")
         log.warning("Round %d: %s", self.number, self.failures[-1])
 
-    def take_masked(self, masked: MaskedRound) -> None:
+    def take_masked(self, masked: MaskedResult) -> None:
         """The result of a masked round: its sums, or why there are none."""
         with self.clock.aggregation():
             self.spent |= masked.spent
             for client, why in masked.failures.items():
                 self._set_aside(client, why)
-            self.secure = {"cohort": masked.roster, "seconds": masked.seconds}
+            self.secure = {"cohort": masked.roster, "seconds": dict(masked.seconds)}
             if masked.noise:
-                self.secure["noise"] = masked.noise
-            if masked.apart:
-                self.secure["groups"] = masked.groups
+                self.secure["noise"] = dict(masked.noise)
+            if masked.groups:
+                self.secure["groups"] = list(masked.groups)
             self.discarded = masked.problem
             if (sums := masked.sums) is not None:
                 self.aggregator.add_sums(sums)

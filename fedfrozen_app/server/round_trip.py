@@ -59,7 +59,7 @@ class RoundTrip:
         """Each client's valid reply, or the reason for none."""
         transport, last_state = self.connection.transport, self.connection.membership.last_state
         deadline = time.monotonic() + transport.timeout
-        requests = [self._client_request(client, node) for client, node in cohort]
+        requests = [self.client_request(client, node) for client, node in cohort]
         messages = [self._messages.make(one, self._messages.missing(one)) for one in requests]
         sent = dict(zip(transport.send(messages), requests, strict=True))
         self._sent_at = time.monotonic()
@@ -73,7 +73,7 @@ class RoundTrip:
                 last_state[client] = f"{answered} round {number}"
                 yield client, reply
 
-    def _client_request(self, client: str, node: int) -> ClientRequest:
+    def client_request(self, client: str, node: int) -> ClientRequest:
         masked, foundation = self.masked.get(client), self.connection.foundation
         request, arrays = with_client_arrays(
             self.request if masked is None else masked.request, self.model, self.per_client_arrays.get(client)

@@ -32,7 +32,7 @@ class TrainRound:
     def __init__(self, strategy: StrategySeams, server_round: int) -> None:
         """Draw the cohort and make the request."""
         federation = strategy.federation
-        nodes = federation.connection.membership.present()
+        nodes = federation.connection.nodes_of_round()
         self.strategy, self.number, self.population = strategy, server_round, len(nodes)
         drawn = federation.participations(nodes, strategy.num_rounds)
         if drawn and isinstance(nodes, LocalNodes) and federation.connection.pacing is None:
@@ -84,7 +84,7 @@ class TrainRound:
     def _collect_masked(self) -> None:
         masked = masked_round(self.strategy, self.request, self.members, self.arrays, self.record.traffic)
         masked.run()
-        self.record.take_masked(masked)
+        self.record.take_masked(masked.result)
         secure, sums = self.strategy.federation.secure, self.strategy.federation.sums
         if secure.renew is not None and self.record.secure is not None:
             before = sums.clip or secure.clip

@@ -1,12 +1,13 @@
 """`fedfrozen baselines`: the run's own model on all rows and at each site alone, in report and comparison."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.baselines.own_model import ALONE, MOST_ALONE, POOLED, of_run, why_not
+from fedfrozen_app.baselines.own_model import ALONE, MOST_ALONE, POOLED, of_run, plain_settings, why_not
 from fedfrozen_app.config import compose_run
 from fedfrozen_app.data.federated import Shares
 from fedfrozen_app.data.partition_spec import Partition
@@ -120,6 +121,15 @@ def test_a_model_that_its_method_brings_is_not_trained_without_it(caplog):
     assert reason() is None and reason("strategy=fedper") is None and reason("adapter=lora") is None
     assert "pictures of its own" in reason("partition=noise")
     assert "trains parts of a model" in reason("strategy=pfedmoap")
+
+
+@pytest.mark.parametrize(
+    "given", [("pacing=buffered", "pacing.concurrency=3", "pacing.buffer=2"), ("pacing=deadline",)]
+)
+def test_a_run_in_virtual_time_is_compared_with_models_that_wait_for_nobody(given):
+    composed = compose_run(["strategy=fedavg", "clock=profiles", "num_clients=3", *given])
+    plain = replace(composed, overrides=[], resolved=plain_settings(composed.resolved), recorded=True)
+    assert (plain.config.clock.name, plain.config.pacing.name) == ("none", "synchronous")
 
 
 def test_of_many_clients_some_train_alone_at_even_distances():

@@ -9,17 +9,32 @@ from tests.conftest import slowly
 
 BUFFERED, DEADLINE = ("clock=profiles", "pacing=buffered"), ("clock=profiles", "pacing=deadline")
 
+MASKED = (*BUFFERED, "secure_aggregation=on")
+
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (("pacing=buffered",), "pacing=buffered goes by the virtual time at which clients reply: add clock="),
-        ((*DEADLINE, "runtime=flower"), "and not for runtime=flower: use runtime=inprocess, or pacing=synch"),
         (
-            (*BUFFERED, "secure_aggregation=on"),
-            "secure_aggregation=on sums over clients that started from one version of the model, and "
-            "pacing=buffered mixes versions: use pacing=synchronous, or secure_aggregation=off.",
+            (*DEADLINE, "runtime=flower"),
+            "the real time of nodes with runtime=flower, and clock=profiles by a",
         ),
+        (
+            ("pacing=buffered", "runtime=flower", "secure_aggregation=on"),
+            "with runtime=flower pacing=buffered lets each reply at its own time: use pacing=synchronous",
+        ),
+        (
+            (*DEADLINE, "secure_aggregation=on"),
+            "secure_aggregation=on sums over clients that started from one version of the model, and "
+            "pacing=deadline sets late clients apart: use pacing=buffered, whose cohorts wait for no other",
+        ),
+        ((*MASKED, "pacing.concurrency=4", "pacing.buffer=2"), "pacing.buffer=2 clients are a cohort whose"),
+        (
+            (*MASKED, "pacing.concurrency=7", "pacing.buffer=3"),
+            "pacing.concurrency=7 clients are no whole num",
+        ),
+        ((*MASKED, "aggregation.cohorts=batches"), "aggregation.cohorts=batches builds on the round before"),
         (
             (*BUFFERED, "strategy=scaffold", "client=sgd"),
             "strategy=scaffold does not declare that it is sound under pacing=buffered",
@@ -54,6 +69,7 @@ def test_what_cannot_work_is_refused(words, sentence):
     "words",
     [
         (*DEADLINE, "aggregation=median", "pacing.late=drop"),
+        (*MASKED, "pacing.concurrency=6", "pacing.buffer=3"),
         *slowly((*BUFFERED, "adapter=lora"), (*BUFFERED, "adapter=lora", "adapter.rule=ffa")),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from fedfrozen_app.clock.client_time import ClientTime
 from fedfrozen_app.clock.event_queue import Assignment
 from fedfrozen_app.config import PacingConfig
-from fedfrozen_app.server.pacer import make_pacer
+from fedfrozen_app.server.make_pacer import make_pacer
 from fedfrozen_app.server.sampling import draw_cohort
 
 NAMES = ["0", "1", "2"]
