@@ -15,6 +15,7 @@ from torch import Tensor
 from fedfrozen_app.adapters.rule import make_rule
 from fedfrozen_app.config import Config, strategy_settings
 from fedfrozen_app.core import registry
+from fedfrozen_app.config.codec_checks import down_codec_of
 from fedfrozen_app.core.errors import RunFailed
 from fedfrozen_app.core.formatting import resume_command
 from fedfrozen_app.core.signals import shielded
@@ -46,6 +47,7 @@ from fedfrozen_app.run.virtual_time import virtual_time
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
 from fedfrozen_app.server.connection import Connection
 from fedfrozen_app.server.earlier_sums import EarlierSums
+from fedfrozen_app.server.broadcast import Broadcast
 from fedfrozen_app.server.hooks import (
     BestModel,
     Checkpoints,
@@ -238,7 +240,7 @@ def privacy_spent(config: Config, history: list[Row]) -> list[PrivacySpent]:
 def make_strategy(job: Job, connection: Connection, start: StartingPoint, hooks: list[Any]) -> PlannedFedAvg:
     """The strategy at its first round, with what a checkpoint kept for it."""
     config = job.config
-    connection.codec = config.codec
+    connection.codec, connection.broadcast = config.codec, Broadcast(down_codec_of(config.codec), config.seed)
     federation = Federation(
         connection,
         config.participation,

@@ -1,5 +1,7 @@
 """What a checkpoint keeps besides the model, each array under the name of its owner."""
 
+from dataclasses import asdict
+
 from torch import Tensor
 
 from fedfrozen_app.config import Config
@@ -14,6 +16,7 @@ def arrays_to_keep(strategy: PlannedFedAvg) -> dict[str, Tensor]:
         pacing={} if pacing is None else pacing.arrays(),
         strategy=strategy.state(),
         server_optimizer=strategy.optimizer.state(),
+        broadcast=strategy.federation.connection.broadcast.state(strategy.digests),
         carried=flattened(strategy.server_state),  # the name that checkpoints have had from the start
     )
 
@@ -28,6 +31,8 @@ def restore(strategy: PlannedFedAvg, start: Checkpoint, config: Config) -> None:
         strategy.server_state = by_namespace(arrays["carried"])
     if start.config.get("server_optimizer", {}).get("name") == config.server_optimizer["name"]:
         strategy.optimizer.load_state(arrays["server_optimizer"])
+    if start.config.get("codec", {}) | {"name": ""} == asdict(config.codec) | {"name": ""}:
+        strategy.federation.connection.broadcast.load_state(arrays["broadcast"])
     if (pacing := strategy.federation.connection.pacing) is not None:
         excluded = strategy.federation.connection.membership.excluded
         pacing.load(start.hooks.get("pacing", {}), arrays["pacing"], excluded)

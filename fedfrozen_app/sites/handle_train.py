@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedfrozen_app.core.digests import digest
 from fedfrozen_app.core.seeds import numpy_generator
+from fedfrozen_app.exchange.broadcast import with_decoded
 from fedfrozen_app.exchange.messages import Reply, arrays_of, train_reply
 from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.local.share_audit import record_share
@@ -120,10 +121,10 @@ def finish_client(progress: TrainProgress) -> tuple[Reply, dict[str, Tensor]]:
 def find_base(progress: TrainProgress, *, sent: bool) -> None:
     checked = progress.checked
     if checked.session is not None:
+        cache = checked.worker.cache
         arrays = arrays_of(progress.incoming.message) if sent else {}
-        progress.base, progress.lacks = checked.worker.cache.complete(
-            checked.request.base, arrays, verify=True
-        )
+        arrays = with_decoded(checked.request, arrays, cache)
+        progress.base, progress.lacks = cache.complete(checked.request.base, arrays, verify=True)
 
 
 def ask_for_arrays(progress: TrainProgress) -> None:
