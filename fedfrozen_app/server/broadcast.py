@@ -2,8 +2,8 @@
 
 The server keeps its exact model w, and by name the value v that its broadcasts have led to. A round's code is
 of w − v; clients add what they decode to the v that they hold, and train from that. What a code lost is in
-the next w − v: error feedback at the server (EF21-P: Gruntkowska et al. 2022, arXiv 2209.15218). An array that
-no client trains in a round is sent exactly: nothing would correct it later. So is one to clients that hold
+the next w − v: error feedback at the server (EF21-P, Gruntkowska et al. 2022, arXiv 2209.15218). What no
+client trains in a round is sent exactly: nothing would correct it later. So is an array to clients that hold
 none of the values from which fewer bytes of codes lead to v.
 """
 

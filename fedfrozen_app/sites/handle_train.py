@@ -123,8 +123,8 @@ def find_base(progress: TrainProgress, *, sent: bool) -> None:
     if checked.session is not None:
         cache = checked.worker.cache
         arrays = arrays_of(progress.incoming.message) if sent else {}
-        arrays = with_decoded(checked.request, arrays, cache)
-        progress.base, progress.lacks = cache.complete(checked.request.base, arrays, verify=True)
+        known = with_decoded(checked.request, arrays, cache)
+        progress.base, progress.lacks = cache.complete(checked.request.base, known, verify=True)
 
 
 def ask_for_arrays(progress: TrainProgress) -> None:
