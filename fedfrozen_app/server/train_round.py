@@ -18,7 +18,7 @@ from fedfrozen_app.exchange.summed import SumInstructions
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server.aggregate import RunningMean, Update
 from fedfrozen_app.server.local_nodes import LocalNodes
-from fedfrozen_app.server.masked_training import masked_round, renewed_clip
+from fedfrozen_app.server.masked_training import bound_of_next_round, masked_round, share_within
 from fedfrozen_app.server.record import RoundClock, RoundRecord
 from fedfrozen_app.server.round_trip import RoundTrip
 from fedfrozen_app.server.seams import StrategySeams
@@ -90,10 +90,12 @@ class TrainRound:
         masked.run()
         self.record.take_masked(masked)
         secure, sums = self.strategy.federation.secure, self.strategy.federation.sums
-        if secure.renew is not None and self.record.secure is not None:
+        if secure.renews and self.record.secure is not None:
             before = sums.clip or secure.clip
-            sums.clip = renewed_clip(secure, masked.sums, before)
+            sums.clip = bound_of_next_round(self.strategy, masked, before)
             self.record.secure |= {"clip": before, "next_clip": sums.clip}
+            if secure.quantile is not None and masked.sums is not None:
+                self.record.secure["within"] = share_within(masked.sums)
         for client, why in masked.spoilt_by.items():
             self.strategy.federation.sums.spoilers.add(client)
             log.warning("Round %d: client %s %s, so that no sum could be unmasked.", self.number, client, why)
