@@ -66,7 +66,7 @@ class RequestMessages:
 
     def make(self, to: ClientRequest, names: list[str], *, lacking: bool = False) -> Message:
         """The request with these arrays. `lacking`: in addition to those of an earlier message."""
-        template = self._template(to, self._codes(to, names, whole=lacking))
+        template = self._template(to, names, {} if lacking else self._codes(to, names))
         text_bytes = template.text_bytes + len(to.envelopes.encode())
         cold = self._cold_bytes(to, names, lacking=lacking)
         self.traffic.sent(to.client, template.by_role, text_bytes, cold)
@@ -89,25 +89,24 @@ class RequestMessages:
         )
         return sum(sizes(name, to.model[name], to.request.base[name], held) for name in cold)
 
-    def _codes(self, to: ClientRequest, names: list[str], *, whole: bool) -> dict[str, int]:
-        """By array, how many codes are sent in its place; 0: it is sent itself, as to a client that has asked
-        for it."""
-        if whole or self.connection.broadcast.coder is None:
-            return dict.fromkeys(names, 0)
-        held, count = self.connection.membership.ledger.held(to.client), self.connection.broadcast.codes_for
-        return {name: count(name, to.request.base[name], held) for name in names}
+    def _codes(self, to: ClientRequest, names: list[str]) -> dict[str, int]:
+        """Of the arrays in whose place codes are sent, how many."""
+        broadcast = self.connection.broadcast
+        if broadcast.coder is None:
+            return {}
+        held = self.connection.membership.ledger.held(to.client)
+        counts = {name: broadcast.codes_for(name, to.request.base[name], held) for name in names}
+        return {name: count for name, count in counts.items() if count}
 
-    def _template(self, to: ClientRequest, codes: Mapping[str, int]) -> Template:
+    def _template(self, to: ClientRequest, names: list[str], codes: Mapping[str, int]) -> Template:
         # Clients that lack the same arrays are sent the same content: a message's content is never changed.
-        key = (to.request.digest, *codes.items())
+        key = (to.request.digest, *names, *codes.items())
         if key not in self._templates:
             transport, ticket = self.connection.transport, self.connection.ticket
             broadcast = self.connection.broadcast
-            arrays = {name: to.model[name] for name in codes}
-            coded = {
-                coded_name(name) if count else name: broadcast.joined(name, count) if count else arrays[name]
-                for name, count in codes.items()
-            }
+            arrays = {name: to.model[name] for name in names}
+            coded = {name: value for name, value in arrays.items() if name not in codes}
+            coded |= {coded_name(name): broadcast.joined(name, count) for name, count in codes.items()}
             # Within the process the arrays themselves are there, as they would be decoded.
             sent = arrays if transport.local else coded
             content = train_content(to.request, sent, local=transport.local, ticket=ticket)

@@ -38,6 +38,7 @@ def test_the_run_sends_the_bytes_of_the_plan(train, words):
     assert all(row["clients_failed"] == 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_a_third_of_the_bytes_and_nearly_the_same_model(train):
     """The clock counts the coded bytes, and the server's model is not rounded."""
     clock = ("clock=profiles", "clock.distribution=equal", "clock.downlink=1")
