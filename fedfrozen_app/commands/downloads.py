@@ -35,7 +35,8 @@ class Downloads:
         """What a round broadcasts of these names: server/broadcast.py says which are coded."""
         for name in base:
             known = self._sent.get(name)
-            if known is not None and len(known) == 1 and self._changed.get(name, 0) < known[0]:
+            same = known is not None and self._changed.get(name, 0) < known[-1]
+            if same and (name in trained or len(self._sent[name]) == 1):
                 continue
             coded = known is not None and is_parameter(name) and name in trained
             most = most_codes(self.coder, arrays[name]) if coded and self.coder is not None else 0

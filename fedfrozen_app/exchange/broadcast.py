@@ -5,7 +5,7 @@ for each broadcast since. What comes out is known by its digest, as every array 
 trained from a value that the server does not know of. Decoding must give the same bits everywhere.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from fedfrozen_app.core import registry
 from fedfrozen_app.exchange.cache import Cache
 from fedfrozen_app.exchange.codecs.update_codec import UpdateCodec
 from fedfrozen_app.exchange.names import with_namespace
-from fedfrozen_app.exchange.train_request import TrainRequest
 
 CODED = "coded"  # namespace
 BEFORE = 32  # bytes of a SHA-256
@@ -32,7 +31,15 @@ def coded_name(name: str) -> str:
 
 def joined(before: str, codes: Sequence[Tensor]) -> Tensor:
     """What travels for one array: codes in order, and the digest of the value that they change."""
-    return torch.cat([torch.tensor([*bytes.fromhex(before)], dtype=torch.uint8), *codes])
+    return torch.cat([bytes_of_digest(before), *codes])
+
+
+def bytes_of_digest(digest: str) -> Tensor:
+    return torch.tensor([*bytes.fromhex(digest)], dtype=torch.uint8)
+
+
+def digest_in(data: Tensor) -> str:
+    return bytes(data.tolist()).hex()
 
 
 def most_codes(coder: UpdateCodec, array: Tensor) -> int:
@@ -44,17 +51,20 @@ def coded_bytes(coder: UpdateCodec, array: Tensor, codes: int) -> int:
     return BEFORE + codes * coder.size_of(array)
 
 
-def with_decoded(request: TrainRequest, sent: Mapping[str, Tensor], cache: Cache) -> Mapping[str, Tensor]:
-    """What was sent, with the arrays that came as codes. One whose beginning is not held, or whose bytes no
-    server makes, is left out: the client asks for it as for any that it lacks."""
-    if request.down is None:
+def with_decoded(
+    codec: tuple[str, Any] | None, base: Iterable[str], sent: Mapping[str, Tensor], cache: Cache
+) -> Mapping[str, Tensor]:
+    """What was sent of these names, with the arrays that came as codes of the run's codec. One whose
+    beginning is not held, or whose bytes no server makes, is left out: the client asks for it as for any that
+    it lacks."""
+    if codec is None:
         return sent
-    coder, found = coder_of(request.down), dict(sent)
-    for name in request.base:
+    coder, found = coder_of(codec), dict(sent)
+    for name in base:
         data = found.pop(coded_name(name), None)
         if data is None or data.dtype != torch.uint8 or data.ndim != 1 or len(data) < BEFORE:
             continue
-        value = cache.get(bytes(data[:BEFORE].tolist()).hex())
+        value = cache.get(digest_in(data[:BEFORE]))
         if value is not None and (new := _changed(coder, value.cpu(), data[BEFORE:])) is not None:
             found[name] = new
     return found

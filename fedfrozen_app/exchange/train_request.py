@@ -62,7 +62,6 @@ class TrainRequest:
     masking: Masking | None = None  # None: replies travel as they are
     choosing: bool = False  # send the layers that the client would take; train and keep nothing
     most_steps: Mapping[str, int] = field(default_factory=dict)  # client: its local steps, where limited
-    down: tuple[str, Any] | None = None  # by which broadcast arrays are coded, and its settings
 
     @property
     def trains(self) -> bool:
@@ -97,8 +96,6 @@ class TrainRequest:
             record["choosing"] = True
         if self.most_steps:
             record["most_steps"] = dict(self.most_steps)
-        if self.down is not None:
-            record["down"] = {self.down[0]: self.down[1]}
         return json.dumps(record, separators=(",", ":"))
 
     @cached_property
@@ -194,7 +191,6 @@ def train_request_of(data: Mapping[str, Any]) -> TrainRequest:
         masking,
         data.get("choosing", False),
         data.get("most_steps", {}),
-        next(iter(data.get("down", {}).items()), None),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from flwr.app import ConfigRecord, Context, Message
 from torch import Tensor
 
+from fedfrozen_app.config.codec_checks import down_codec_of
 from fedfrozen_app.exchange.arrays import to_record
 from fedfrozen_app.exchange.broadcast import with_decoded
 from fedfrozen_app.exchange.masking_messages import envelopes_of
@@ -70,7 +71,8 @@ def serve(
         return Reply(request.digest, lacks=unnamed)
     client, local = client_name(context), in_process(context)
     cache = worker.cache_of(client)
-    known = {**held_at_home(context, request, sent), **with_decoded(request, sent, cache)}
+    decoded = with_decoded(down_codec_of(worker.config.codec), request.base, sent, cache)
+    known = {**held_at_home(context, request, sent), **decoded}
     base, lacks = cache.complete(request.base, known, verify=not local)
     if lacks:
         return Reply(request.digest, lacks=lacks)

@@ -18,12 +18,20 @@ from torch import Tensor
 
 from fedfrozen_app.core.digests import digests
 from fedfrozen_app.core.seeds import numpy_generator
-from fedfrozen_app.exchange.broadcast import BEFORE, coded_bytes, coder_of, joined, most_codes
+from fedfrozen_app.exchange.broadcast import (
+    BEFORE,
+    bytes_of_digest,
+    coded_bytes,
+    coder_of,
+    digest_in,
+    joined,
+    most_codes,
+)
 from fedfrozen_app.exchange.codecs.update_codec import UpdateCodec
 from fedfrozen_app.exchange.names import by_namespace, is_parameter, with_namespace
 from fedfrozen_app.exchange.train_request import TrainRequest
 
-VALUE, CODES = "value", "codes"  # namespaces in a checkpoint
+VALUE, EXACT, CODES = "value", "exact", "codes"  # namespaces in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,7 @@ class Version:
 
     value: Tensor
     digest: str
+    exact: str  # the digest of the server's own array at that broadcast
     codes: tuple[tuple[str, Tensor], ...] = ()  # each with the digest of the value before it, oldest first
 
     def since(self, held: Collection[str]) -> int | None:
@@ -63,23 +72,24 @@ class Broadcast:
         codes: dict[str, Tensor] = {}
         for name in names:
             exact, known = model[name], self._versions.get(name)
-            if known is not None and known.digest == request.base[name] and not known.codes:
-                continue
+            same = known is not None and known.exact == request.base[name]
+            if same and (name in trained or not self._versions[name].codes):
+                continue  # a round without a result is repeated from the same model
             coded = None
             if known is not None and name in trained and most_codes(self.coder, exact):
                 coded = self._coded(request.round, name, exact, known.value)
             if coded is None:
-                self._versions[name] = Version(exact, request.base[name])
+                self._versions[name] = Version(exact, request.base[name], request.base[name])
             else:
                 codes[name], changed[name] = coded
         for name, digest in digests(changed).items():
             known = self._versions[name]
             links = (*known.codes, (known.digest, codes[name]))
             most = most_codes(self.coder, changed[name])
-            self._versions[name] = Version(changed[name], digest, links[-most:])
+            self._versions[name] = Version(changed[name], digest, request.base[name], links[-most:])
         base = {name: self._versions[name].digest for name in names}
         held = {name: self._versions[name].value for name in names}
-        return replace(request, base={**request.base, **base}, down=self.codec), {**model, **held}
+        return replace(request, base={**request.base, **base}), {**model, **held}
 
     def _coded(
         self, server_round: int, name: str, exact: Tensor, before: Tensor
@@ -119,6 +129,7 @@ class Broadcast:
         for name, known in self._versions.items():
             if known.codes or known.digest != digests_now.get(name):
                 found[with_namespace(VALUE, name)] = known.value
+                found[with_namespace(EXACT, name)] = bytes_of_digest(known.exact)
             if known.codes:
                 parts = [joined(before, [code]) for before, code in known.codes]
                 found[with_namespace(CODES, name)] = torch.cat(parts)
@@ -133,5 +144,6 @@ class Broadcast:
             size = BEFORE + self.coder.size_of(values[name])
             kept = spaces.get(CODES, {}).get(name)
             parts = () if kept is None else kept.cpu().split(size)
-            links = tuple((bytes(part[:BEFORE].tolist()).hex(), part[BEFORE:].clone()) for part in parts)
-            self._versions[name] = Version(values[name], digest, links)
+            links = tuple((digest_in(part[:BEFORE]), part[BEFORE:].clone()) for part in parts)
+            exact = digest_in(spaces[EXACT][name].cpu())
+            self._versions[name] = Version(values[name], digest, exact, links)

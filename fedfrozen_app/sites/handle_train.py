@@ -13,6 +13,7 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
+from fedfrozen_app.config.codec_checks import down_codec_of
 from fedfrozen_app.core.digests import digest
 from fedfrozen_app.core.seeds import numpy_generator
 from fedfrozen_app.exchange.broadcast import with_decoded
@@ -123,7 +124,8 @@ def find_base(progress: TrainProgress, *, sent: bool) -> None:
     if checked.session is not None:
         cache = checked.worker.cache
         arrays = arrays_of(progress.incoming.message) if sent else {}
-        known = with_decoded(checked.request, arrays, cache)
+        codec = down_codec_of(checked.worker.config.codec)
+        known = with_decoded(codec, checked.request.base, arrays, cache)
         progress.base, progress.lacks = cache.complete(checked.request.base, known, verify=True)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedfrozen_app.adapters.merged_deltas import is_merged_delta
 from fedfrozen_app.config import strategy_settings
-from fedfrozen_app.config.codec_checks import codec_of, down_codec_of
+from fedfrozen_app.config.codec_checks import codec_of
 from fedfrozen_app.core import registry
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.exchange.cache import DIGEST
@@ -61,8 +61,6 @@ def problem_of_method(request: TrainRequest, run: Accepted, roles: Mapping[str, 
         return "the request lets clients choose layers in another way than the proposal"
     if not same(request.codec, codec):
         return "the request has updates encoded in another way than the proposal"
-    if not same(request.down, None if request.evaluate else down_codec_of(run.config.codec)):
-        return "the request has the model encoded in another way than the proposal"
     return None
 
 

@@ -14,7 +14,7 @@ MOST_PHASES = 64
 MOST_FIGURES = 500
 NEEDED = {"round", "trained", "shared", "private", "base", "algorithm", "settings"}
 MASKING = {"session", "settings", "figures", "equal", "proposal"}
-OPTIONAL = {"phases", "selection", "participations", "judge", "masking", "choosing", "down"}
+OPTIONAL = {"phases", "selection", "participations", "judge", "masking", "choosing"}
 
 
 def read_strict_train_request(text: str) -> TrainRequest:
@@ -38,13 +38,6 @@ def read_strict_train_request(text: str) -> TrainRequest:
     selection = found.get("selection", {"rule": ""})
     if not isinstance(selection, dict) or not isinstance(selection.get("rule"), str):
         raise ValueError("selection names no rule")
-    down = found.get("down", {"": {}})
-    if (
-        not isinstance(down, dict)
-        or len(down) != 1
-        or not all(isinstance(one, dict) for one in down.values())
-    ):
-        raise ValueError("down names no codec")
     phases = found.get("phases", [])
     if not isinstance(phases, list) or len(phases) > MOST_PHASES or not all(map(_is_phase, phases)):
         raise ValueError("phases are none")

@@ -47,7 +47,8 @@ class Client:
                 broadcast.joined(name, count) if count else model[name]
             )
         read = read_train_request(request.json)
-        found, lacks = self.cache.complete(read.base, with_decoded(read, sent, self.cache), verify=True)
+        known = with_decoded(INT8, read.base, sent, self.cache)
+        found, lacks = self.cache.complete(read.base, known, verify=True)
         assert not lacks
         self.held = request.base_digests
         return found, {name: value.nbytes for name, value in sent.items()}
@@ -58,7 +59,7 @@ def test_a_broadcast_by_hand():
     broadcast, coder = Broadcast(INT8, seed=3), coder_of(INT8)
     first = model_of(1.0, 2.0)
     request, held = broadcast.begin(request_for(1, first), first)
-    assert request.base == digests(first) and request.down == INT8
+    assert request.base == digests(first)
     second = model_of(1.0 + 127.0, 2.0 + 0.5)  # scale 1: a half becomes 0 or 1
     request, held = broadcast.begin(request_for(2, second), second)
     coin = numpy_generator(3, "broadcast", 2, "a").random((8, 8))[0, 1]
@@ -66,8 +67,11 @@ def test_a_broadcast_by_hand():
     assert held["a"][:2].tolist() == [128.0, 2.0 + step] and request.base["a"] == digest(held["a"])
     assert broadcast.bytes_of("a", held["a"], request.base["a"], {digest(first["a"])}) == BEFORE + 8 * 4 + 64
     assert coder.size_of(held["a"]) == 96
-    request, held = broadcast.begin(request_for(3, second), second)  # the model is as it was
-    assert torch.allclose(held["a"], second["a"], atol=1e-6)  # ±½ is the largest of its block, and so exact
+    assert broadcast.begin(request_for(3, second), second)[0].base == request.base  # the model is as it was
+    third = second | {"b": torch.zeros(2), "a": second["a"].clone()}
+    third["a"][60] = 1.0  # in another block
+    request, held = broadcast.begin(request_for(4, third), third)
+    assert torch.allclose(held["a"], third["a"], atol=1e-6)  # ±½ is the largest of its block, and so exact
 
 
 def test_what_was_lost_comes_later():
@@ -75,8 +79,7 @@ def test_what_was_lost_comes_later():
     broadcast = Broadcast(("topk", {"share": 0.1}), seed=1)
     generator, model = torch.Generator().manual_seed(0), {"a": torch.zeros(640)}
     for number in range(1, 61):
-        if number < 30:
-            model = {"a": model["a"] + torch.randn(640, generator=generator)}
+        model = {"a": model["a"] + torch.randn(640, generator=generator) * (1.0 if number < 30 else 1e-9)}
         _, held = broadcast.begin(request_for(number, model, ("a",)), model)
     assert torch.allclose(held["a"], model["a"], atol=1e-6)  # thirty rounds of a tenth each
 
@@ -125,7 +128,7 @@ def test_codes_that_cannot_be_read_are_asked_for(spoilt):
         code[0] += 1
     else:
         code = code.float()
-    sent = with_decoded(request, {coded_name("a"): code, "b": second["b"]}, client.cache)
+    sent = with_decoded(INT8, request.base, {coded_name("a"): code, "b": second["b"]}, client.cache)
     assert client.cache.complete(request.base, sent, verify=True)[1] == ["a"]
 
 
