@@ -11,12 +11,12 @@ from fedfrozen_app.server.base import PlannedFedAvg
 
 
 def arrays_to_keep(strategy: PlannedFedAvg) -> dict[str, Tensor]:
-    pacing = strategy.federation.connection.pacing
+    pacing, broadcast = strategy.federation.connection.pacing, strategy.federation.connection.broadcast
     return with_owners(
         pacing={} if pacing is None else pacing.arrays(),
         strategy=strategy.state(),
         server_optimizer=strategy.optimizer.state(),
-        broadcast=strategy.federation.connection.broadcast.state(strategy.digests),
+        broadcast={} if broadcast.coder is None else broadcast.state(strategy.digests),
         carried=flattened(strategy.server_state),  # the name that checkpoints have had from the start
     )
 
@@ -37,4 +37,5 @@ def restore(strategy: PlannedFedAvg, start: Checkpoint, config: Config) -> None:
         excluded = strategy.federation.connection.membership.excluded
         pacing.load(start.hooks.get("pacing", {}), arrays["pacing"], excluded)
     strategy.median_norm = start.row.get("usual_norm")
-    strategy.federation.sums.clip = start.row.get("secure", {}).get("next_clip")
+    if config.secure_aggregation.renews:  # a fork without a rule has the bound of its settings
+        strategy.federation.sums.clip = start.row.get("secure", {}).get("next_clip")

@@ -8,14 +8,17 @@ import torch
 
 from fedfrozen_app.config import SecureAggregationConfig, compose_run
 from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.files.checkpoint import Checkpoint
 from fedfrozen_app.local.owed_noise import owed_noise
 from fedfrozen_app.privacy.accountant import epsilon_of
 from fedfrozen_app.privacy.steps import COUNT_NOISE, NOISE, SENSITIVITY, Steps
 from fedfrozen_app.privacy.sum_noise import SumNoise
+from fedfrozen_app.run.outline import planning_strategy
 from fedfrozen_app.secure.layout import FIXED, FRACTION, WITHIN, Arithmetic, SumLayout, Sums, decode, encode
 from fedfrozen_app.secure.vector import Vector
 from fedfrozen_app.secure.work import add_noise, settings_of
 from fedfrozen_app.server.masked_training import renewed_clip
+from fedfrozen_app.server.state import restore
 from tests.resuming import killed_before_checkpoint
 
 ON = ("secure_aggregation=on", "secure_aggregation.max_examples=100")
@@ -138,6 +141,16 @@ def test_the_noise_that_is_owed_follows_from_settings():
     one, other = owed_noise(plain, 1), owed_noise(counted, 1)
     assert other[NOISE] == pytest.approx(one[NOISE] / math.sqrt(0.9))
     assert other[SENSITIVITY] == one[SENSITIVITY]
+
+
+@pytest.mark.parametrize("more", [(), (QUANTILE,)])
+def test_a_fork_has_the_bound_of_its_own_rule(more):
+    """One without a rule does not go on with the last bound of a run that had one."""
+    config = compose_run(["strategy=fedavg", *ON, *more]).config
+    strategy = planning_strategy(config, {"a": torch.zeros(2)}, {})
+    row = {"round": 1, "secure": {"next_clip": 0.3}}
+    restore(strategy, Checkpoint(1, {"strategy": {"name": "fedavg"}}, [], {}, row), config)
+    assert strategy.federation.sums.clip == (0.3 if more else None)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from fedfrozen_app.commands.forecast import forecast
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.files import checkpoint
 from tests.conftest import SMALL, Run, same_bits, slowly
-from tests.resuming import resumed_and_whole
+from tests.resuming import killed_before_checkpoint, resumed_and_whole
 
 FEDAVG = ("strategy=fedavg", "num_rounds=4", "codec.down=int8")
 MASKED = ("secure_aggregation=on", "secure_aggregation.max_examples=200", "secure_aggregation.bits=16")
@@ -63,7 +63,6 @@ def test_a_third_of_the_bytes_and_nearly_the_same_model(train):
             ("strategy=scaffold", "client=sgd"),
             ("strategy=fedfrozen", "strategy.warmup_rounds=2"),
             ("clock=profiles", "pacing=buffered", "pacing.buffer=2"),
-            MASKED,
         ),
     ],
     ids=" ".join,
@@ -75,12 +74,23 @@ def test_killed_and_resumed_to_the_bit(train, monkeypatch, words):
 
 
 @pytest.mark.slow
+def test_a_masked_run_is_resumed_to_the_bit(train, monkeypatch):
+    words = (*FEDAVG, "checkpoint.every=1", *MASKED)
+    whole = train(*words, folder="whole")
+    with killed_before_checkpoint(monkeypatch, 3):
+        train(*words, folder="broken")
+    resumed = train(*words, folder="broken", resume=True)
+    assert same_bits(whole.model, resumed.model)
+    assert [row["bytes_down"] for row in resumed.rows[1:]] == [row["bytes_down"] for row in whole.rows[1:]]
+
+
+@pytest.mark.slow
 def test_forks(train):
     """One with the same codec goes on as the run did; one without is sent the exact model, and so is one with
     another codec."""
     constant = "client.lr_schedule=constant"
-    whole = train(*FEDAVG, constant, "checkpoint.every=1", folder="whole")
-    start = f"start_from='{whole.folder / 'checkpoints' / '2'}'"
+    whole = train(*FEDAVG, constant, "checkpoint.every=1", "checkpoint.keep=4", folder="whole")
+    start = f"from='{whole.folder / 'checkpoints' / '2'}'"
     same = train(*FEDAVG, constant, start, folder="same")
     assert same_bits(same.model, whole.model)
     assert same.rows[-1]["bytes_down"] == whole.rows[-1]["bytes_down"]
@@ -95,8 +105,9 @@ def test_forks(train):
 @pytest.mark.parametrize("runner", ["sequential", "cohort"])
 def test_both_runners_train_from_what_clients_hold(train, runner):
     """One client and one round of SGD from it: w₂ = w₁ + (trained − v₁), with w₁ − v₁ in the checkpoint."""
-    words = ("num_clients=1", "model.dtype=float64", "checkpoint.every=1", f"runtime.runner={runner}")
-    run = train(*FEDAVG, *words, "codec.down=int4")
+    words = ("num_clients=1", "model.dtype=float64", f"runtime.runner={runner}")
+    words = (*words, "checkpoint.every=1", "checkpoint.keep=4")
+    run = train(*FEDAVG, *words, "codec.down=int4", folder="coded")
     states = [checkpoint.read(run.folder / "checkpoints" / str(number)) for number in (2, 3)]
     held = {n.removeprefix("broadcast/value/"): v for n, v in states[1].strategy.items() if "/value/" in n}
     assert held and any(not torch.equal(held[name], states[0].model[name]) for name in held)
