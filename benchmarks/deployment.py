@@ -5,6 +5,7 @@ its own, through the proxy, against the same runs in one process.
 `executor`: the resident executor against Flower's process for each message, on the same federation, in turns.
 `link`: over a link of so many Mbit/s, shared by the sites: full broadcast (FedAvg, everything both ways)
 against plan and ledger (FedFrozen, after its switch).
+`codecs`: over the same link, FedAvg with float32 both ways and with codecs (docs/codecs.md).
 """
 
 import asyncio
@@ -29,6 +30,17 @@ from tests.sites.federation import OPEN, SITES, VIEWS, Deployment, federation, w
 from tests.sites.twin import compare_with_one_process  # noqa: E402
 
 MODEL = ["model=vit_tiny", "model.config.intermediate_size=256", "model.config.num_hidden_layers=4"]
+LINK = {
+    "full broadcast": ("strategy=fedavg",),
+    "plan + ledger": ("strategy=fedfrozen", "strategy.warmup_rounds=1"),
+}
+CODECS = {
+    "float32": ("strategy=fedavg",),
+    "int8 up": ("strategy=fedavg", "codec=int8"),
+    "int8": ("strategy=fedavg", "codec=int8", "codec.down=int8"),
+    "int4": ("strategy=fedavg", "codec=int4", "codec.down=int4"),
+    "top 10 %": ("strategy=fedavg", "codec=topk", "codec.down=topk"),
+}
 WORK = ["client.local_steps=2", "runtime.threads=1", "runtime.node_timeout=180", "runtime.min_nodes=3"]
 
 
@@ -137,8 +149,8 @@ class Throttle:
             writer.close()
 
 
-def measure_link(mbit: float, rounds: int) -> dict:
-    """By strategy: seconds, counted bytes and bytes on the wire of a round, all sites together."""
+def measure_link(mbit: float, rounds: int, cases: dict[str, tuple[str, ...]]) -> dict:
+    """By case: seconds, counted bytes and bytes on the wire of a round, all sites together."""
     found = {}
     with tempfile.TemporaryDirectory() as place, federation(Path(place) / "fed", SITES) as deployment:
         prepare(deployment)
@@ -149,14 +161,10 @@ def measure_link(mbit: float, rounds: int) -> dict:
         with Throttle(port, deployment.port, mbit) as link:
             for site in SITES:
                 deployment.start_site(site)
-            for name, words in {
-                "full broadcast": ("strategy=fedavg",),
-                "plan + ledger": ("strategy=fedfrozen", "strategy.warmup_rounds=1"),
-            }.items():
+            for number, (name, words) in enumerate(cases.items()):
                 before = link.bytes
-                rows = train(
-                    deployment, name.split()[0], *words, f"num_rounds={rounds}", f"run_id={name[:4]}"
-                )
+                more = (f"num_rounds={rounds}", f"run_id=run{number}")
+                rows = train(deployment, f"run{number}", *words, *more)
                 late = rows[2:]  # after the switch, and after the round that brings the last kernel
                 found[name] = {
                     "seconds": [row["seconds"]["total"] for row in late],
@@ -169,7 +177,7 @@ def measure_link(mbit: float, rounds: int) -> dict:
 
 def main() -> None:
     parser = arguments(__doc__ or "", repeats=3)
-    parser.add_argument("what", choices=("same", "executor", "link"), help="which of the three")
+    parser.add_argument("what", choices=("same", "executor", "link", "codecs"), help="which of them")
     parser.add_argument("--rounds", type=int, default=5, help="of each run (default 5, at least 4)")
     parser.add_argument("--mbit", type=float, default=10, help="of the link (default 10)")
     options = parser.parse_args()
@@ -196,11 +204,13 @@ def main() -> None:
         rows.append(["process / resident", f"{factor:.1f}"])
         columns = ["sites", "seconds a round"]
     else:
-        link = measure_link(options.mbit, options.rounds)
-        figures = {"mbit": options.mbit, "strategies": link}
-        full, plan = link["full broadcast"], link["plan + ledger"]
+        codecs = options.what == "codecs"
+        link = measure_link(options.mbit, options.rounds, CODECS if codecs else LINK)
+        figures = {"mbit": options.mbit, "codecs" if codecs else "strategies": link}
+        full, plan = (link[name] for name in (("float32", "int8") if codecs else LINK))
         fewer = all(plan[way] < full[way] for way in ("bytes_up", "bytes_down"))
-        checks = {"plan and ledger send fewer bytes both ways": fewer}
+        checks = {"int8 sends" if codecs else "plan and ledger send": fewer}
+        checks = {f"{words} fewer bytes both ways": found for words, found in checks.items()}
         columns = [
             "what travels",
             "seconds a round",

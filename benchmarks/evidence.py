@@ -23,6 +23,7 @@ from cells import LAST, Difference, Row, mean_of_last, paired, read, table
 from codecs_report import Codecs
 from conformal_results import Conformal
 from flamby_report import Flamby
+from link_results import CodedLink
 from mask_evidence import NoiseInSum
 from measured import Adapters, Speed, Theory
 from text_results import TextBaselines
@@ -434,7 +435,7 @@ class Evidence:
         self.flamby, self.vessels = Flamby(folder), Vessels(folder)
         self.theory, self.adapters, self.speed = Theory(folder), Adapters(folder), Speed(folder)
         self.text, self.conformal = TextBaselines(folder), Conformal(folder)
-        self.codecs = Codecs(folder)
+        self.codecs, self.coded_link = Codecs(folder), CodedLink(folder)
 
     def names(self) -> dict[str, Any]:
         own = {key: value for key, value in vars(self).items() if not key.startswith("_")}

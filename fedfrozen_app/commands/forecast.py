@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fedfrozen_app.adapters.merged_deltas import is_merged_delta
+from fedfrozen_app.commands.downloads import Before, Downloads
 from fedfrozen_app.commands.step_memory import Measured, StepMemory
 from fedfrozen_app.config import Config
 from fedfrozen_app.core.client_order import Numbered
@@ -135,7 +136,7 @@ def walk(
     method = strategy.request(1, {}).method
     spaces = method.from_server  # that go down beside the shared parameters
     sent = {**arrays, **{with_namespace(space, n): a for space in spaces for n, a in arrays.items()}}
-    changed = dict.fromkeys(sent, 0)  # name: the latest round that gave it a new value
+    downloads = Downloads(roles, strategy.federation.connection.broadcast.coder)
     rule, merged_deltas = strategy.federation.rule, dict[str, Tensor]()
     for number in range(1, num_rounds + 1):
         plan, client_plan = strategy.plan(number), strategy.client_plan(number)
@@ -146,9 +147,10 @@ def walk(
         beside = names_in_namespaces(spaces, plan.shared)
         base = (frozenset(arrays) - frozenset(plan.private)) | frozenset(beside)
         base |= frozenset(merged_deltas)
+        downloads.begin(number, base, plan.trained, sent | merged_deltas)
         usual, up = Counter(strategy.upload_bytes(number)), Counter[str]()
         down: Bytes = Counter()
-        lacking: dict[tuple[int | None, tuple[int, frozenset[str]] | None], Bytes] = {}
+        lacking: dict[tuple[int | None, Before], Bytes] = {}
         known = frozenset(seen)
         rule.begin()
         for client in cohort:
@@ -157,18 +159,19 @@ def walk(
             down += _pick(strategy.per_client_names(client, known), arrays, roles)
             key = rule.ranks.get(client), seen.get(client)
             if key not in lacking:
-                lacking[key] = _pick(_missing(base, key[1], changed), sent | merged_deltas | own, roles)
+                lacking[key] = downloads.of(base, key[1], sent | merged_deltas | own)
             down += lacking[key]
             seen[client] = (number, base)
             if rule.one_by_one:
                 rule.take(client, {name: arrays[name] for name in plan.shared}, 1.0)
         renewed = [name for name in plan.shared if name not in rule.constant(plan.shared)]
-        changed |= dict.fromkeys([*renewed, *beside], number)
+        downloads.changed(number, [*renewed, *beside])
         for name, value in rule.close(number, {**arrays, **merged_deltas}).items():
             if value is None:
                 del merged_deltas[name]
             elif is_merged_delta(name):
-                merged_deltas[name], changed[name] = value, number
+                merged_deltas[name] = value
+                downloads.changed(number, [name])
         stage.rounds += 1
         stage.client_rounds += len(cohort)
         stage.up += up
@@ -207,16 +210,6 @@ def _summed(
         down_by_round,
         strategy.undecided,
     )
-
-
-def _missing(
-    base: frozenset[str], before: tuple[int, frozenset[str]] | None, changed: Mapping[str, int]
-) -> Iterable[str]:
-    """What a client lacks, whose latest round was `before`; None: it has not taken part yet."""
-    if before is None:
-        return base
-    number, held = before
-    return [name for name in base if name not in held or changed[name] >= number]
 
 
 def _stage(

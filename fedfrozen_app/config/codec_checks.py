@@ -1,4 +1,4 @@
-"""Which settings a codec of uploads allows."""
+"""Which settings a codec of uploads, or of broadcasts, allows."""
 
 from typing import Any
 
@@ -13,14 +13,23 @@ PLAIN = "use codec=none"
 
 def codec_of(codec: CodecConfig) -> tuple[str, dict[str, Any]] | None:
     """The codec's name and the settings that it reads; None where updates travel as they are."""
-    if codec.name == "none":
+    return _named(codec, codec.name)
+
+
+def down_codec_of(codec: CodecConfig) -> tuple[str, dict[str, Any]] | None:
+    """The same for what the server broadcasts."""
+    return _named(codec, codec.down)
+
+
+def _named(codec: CodecConfig, name: str) -> tuple[str, dict[str, Any]] | None:
+    if name == "none":
         return None
-    read = registry.find("codecs", codec.name).settings
-    return codec.name, {key: getattr(codec, key) for key in read}
+    return name, {key: getattr(codec, key) for key in registry.find("codecs", name).settings}
 
 
 def check_codec(config: Config) -> None:
     """Refuse a codec where the server needs exact updates, or where another one is chosen already."""
+    check_down(config)
     codec, strategy = config.codec.name, str(config.strategy["name"])
     if codec == "none":
         return
@@ -48,6 +57,7 @@ def check_codec(config: Config) -> None:
 
 def _check_companions(config: Config, *, feedback: bool) -> None:
     codec, adapter = config.codec.name, config.adapter
+    _check_factors(config, "codec", codec)
     if config.privacy.audited is not None:
         raise UserError(
             f"privacy.audited={config.privacy.audited} compares what arrived with what the private steps "
@@ -63,4 +73,38 @@ def _check_companions(config: Config, *, feedback: bool) -> None:
         raise UserError(
             f"codec={codec} codes each update by itself, and secure_aggregation=on sums updates in one ring: "
             f"use secure_aggregation.bits=8 for small masked sums, with {PLAIN.removeprefix('use ')}."
+        )
+
+
+def check_down(config: Config) -> None:
+    """Refuse coded broadcasts where server and clients must hold the same model to the bit."""
+    down, adapter = config.codec.down, config.adapter
+    if down == "none":
+        return
+    leave = f"leave codec.down={down} out"
+    if down == STRATEGYS_OWN or not registry.find("codecs", down).codes_broadcasts:
+        raise UserError(f"codec.down={down} codes uploads alone: use codec.down=int8, or {leave}.")
+    _check_factors(config, "codec.down", down)
+    if registry.find("strategies", str(config.strategy["name"])).codecs == "none":
+        raise UserError(
+            f"codec.down={down} rounds what clients begin from, and strategy={config.strategy['name']} keeps "
+            f"arrays at the server and the clients that agree only without that: {leave}."
+        )
+    if adapter.name != "none" and registry.find("adapter_rules", adapter.rule).moves_base:
+        raise UserError(
+            f"adapter.rule={adapter.rule} computes changes of the frozen weights from the clients' own "
+            f"adapters, which codec.down={down} rounds: use adapter.rule=average or ffa, or {leave}."
+        )
+    if adapter.ranks:
+        raise UserError(
+            f"adapter.ranks sends every client adapters of its own size, and codec.down={down} codes those "
+            f"of the server for all: {leave}."
+        )
+
+
+def _check_factors(config: Config, key: str, codec: str) -> None:
+    if config.adapter.name != "none" and not registry.find("codecs", codec).codes_adapters:
+        raise UserError(
+            f"{key}={codec} sends factors of matrices, and adapter={config.adapter.name} trains such factors "
+            f"already: use {key}=int8, or adapter=none."
         )

@@ -80,7 +80,13 @@ def check_ring(config: Config) -> None:
     if secure.renew is not None and secure.noise == "sum":
         raise UserError(
             f"secure_aggregation.renew={secure.renew:g} needs the norm of a round's updates, which "
-            "secure_aggregation.noise=sum hides: leave renew out, and set clip."
+            "secure_aggregation.noise=sum hides: use secure_aggregation.quantile=0.8, which counts clients "
+            "with noise, or leave renew out, and set clip."
+        )
+    if secure.renew is not None and secure.quantile is not None:
+        raise UserError(
+            f"secure_aggregation.renew={secure.renew:g} and secure_aggregation.quantile={secure.quantile:g} "
+            "are two rules for one bound: leave one of them out."
         )
 
 

@@ -22,6 +22,7 @@ NOTHING = {"null", "none", "false", "0", "0.0", "[]", "{}", "''", '""', ""}  # a
 # The key whose value a group's name stands for in `Needs`, where that is not `GROUP.name`.
 CHOSEN = {"dataset": "dataset.kind", "model": "model.source"}
 REGISTERED = {"dataset": "datasets", "model": "models", "adapter": "adapters", "codec": "codecs"}
+REGISTERED["codec.down"] = "codecs"
 WHOLE_FILES = ("experiment", "debug")  # groups whose files set keys of any section
 
 
@@ -98,8 +99,10 @@ def _unmet(need: Needs, resolved: Mapping[str, Any]) -> str:
         known = registry.BUILT_IN.get(REGISTERED.get(key, ""))
         if need.met(value) or (known is not None and value not in known and value != "none"):
             return ""  # what others bring may use any key
-        states.append(f"{CHOSEN.get(key, key)}={value}")
-    return " and ".join(states)
+        states.append((f"{CHOSEN.get(key, key)}={value}", value))
+    # Of two keys one that chooses nothing explains nothing.
+    told = [state for state, value in states if value != "none"] or [states[0][0]]
+    return " and ".join(told)
 
 
 def _value(key: str, resolved: Mapping[str, Any]) -> str:

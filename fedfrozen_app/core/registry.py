@@ -72,6 +72,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "int4": "fedfrozen_app.exchange.codecs.quantised:Int4",
         "topk": "fedfrozen_app.exchange.codecs.sparse:TopK",
         "randomk": "fedfrozen_app.exchange.codecs.sparse:RandomK",
+        "lowrank": "fedfrozen_app.exchange.codecs.lowrank:LowRank",
     },
     # By model.source: a callable from a ModelSpec to a module.
     "models": {

@@ -25,6 +25,8 @@ class Codec(Protocol):
     extra_names: ClassVar[tuple[str, ...]]
     # Whether a client adds what it has not sent to its next update.
     error_feedback: ClassVar[bool]
+    codes_adapters: ClassVar[bool]  # whether it makes sense for the factors that adapters are
+    codes_broadcasts: ClassVar[bool]  # whether what the server sends can be coded so too
 
     def encode(
         self,

@@ -24,9 +24,13 @@ class Ledger:
         held = self.held(client)
         return [name for name, digest in base.items() if digest not in held]
 
+    def confirmed(self, client: str) -> frozenset[str]:
+        """What this run has brought of what it holds."""
+        return self._confirmed.get(client, frozenset())
+
     def missing_cold(self, client: str, base: Mapping[str, str]) -> list[str]:
         """The same if the client had held nothing when the run began."""
-        held = self._confirmed.get(client, frozenset())
+        held = self.confirmed(client)
         return [name for name, digest in base.items() if digest not in held]
 
     def is_cold(self, client: str) -> bool:

@@ -92,7 +92,7 @@ class Proposal(Spelled):
         return {
             "format": self.format,
             **({MASKED: asdict(self.secure_aggregation)} if masked else {}),
-            **({CODED: asdict(self.codec)} if self.codec.name != "none" else {}),
+            **({CODED: asdict(self.codec)} if self.codec.is_used else {}),
             **({ADAPTED: adapter_part(self.adapter)} if self.adapter.name != "none" else {}),
             **({TEXTS: asdict(self.texts)} if self.texts is not None else {}),
             **({TABLE: asdict(self.table)} if self.table is not None else {}),
@@ -158,7 +158,7 @@ def read_proposal(text: str) -> Proposal:
         proposal = replace(proposal, format=found["format"], secure_aggregation=secure)
     if CODED in found:
         codec = read_strict(CodecConfig, found[CODED], f"{CODED}.", whole=True)
-        if not NAME.fullmatch(codec.name) or codec.name == "none":
+        if not (NAME.fullmatch(codec.name) and NAME.fullmatch(codec.down) and codec.is_used):
             raise ValueError(f"{CODED} is none")
         proposal = replace(proposal, codec=codec)
     if ADAPTED in found:
@@ -250,7 +250,7 @@ def _plain_parts(
     }
     if config.secure_aggregation.name == "on":
         found |= {"format": MASKED_FORMAT, MASKED: asdict(config.secure_aggregation)}
-    if config.codec.name != "none":
+    if config.codec.is_used:
         found[CODED] = asdict(config.codec)
     if config.adapter.name != "none":
         found[ADAPTED] = adapter_part(config.adapter)

@@ -28,6 +28,8 @@ class Prune:
     share: float
     extra_names: ClassVar[tuple[str, ...]] = (MASK,)
     error_feedback: ClassVar[bool] = False
+    codes_adapters: ClassVar[bool] = True
+    codes_broadcasts: ClassVar[bool] = False  # it sends values at places, not changes
 
     def encode(
         self,

@@ -31,8 +31,8 @@ if TYPE_CHECKING:  # torch takes seconds to import, and listing runs does not ne
 log = logging.getLogger(__name__)
 FORMAT = 2
 # Whose arrays strategy.safetensors holds: "carried" ones travel with every order, those of "pacing" are the
-# updates of clients that are at work.
-OWNERS = ("strategy", "server_optimizer", "carried", "pacing")
+# updates of clients that are at work, those of "broadcast" what clients hold by coded broadcasts.
+OWNERS = ("strategy", "server_optimizer", "carried", "pacing", "broadcast")
 
 
 @dataclass

@@ -6,7 +6,9 @@ from dataclasses import replace
 from flwr.app import ConfigRecord, Context, Message
 from torch import Tensor
 
+from fedfrozen_app.config.codec_checks import down_codec_of
 from fedfrozen_app.exchange.arrays import to_record
+from fedfrozen_app.exchange.broadcast import with_decoded
 from fedfrozen_app.exchange.masking_messages import envelopes_of
 from fedfrozen_app.exchange.messages import Reply, read_train, train_reply
 from fedfrozen_app.exchange.plan import layers_of
@@ -68,8 +70,10 @@ def serve(
     if unnamed := [name for name in worker.lacking if name not in request.base]:
         return Reply(request.digest, lacks=unnamed)
     client, local = client_name(context), in_process(context)
-    known = {**held_at_home(context, request, sent), **sent}
-    base, lacks = worker.cache_of(client).complete(request.base, known, verify=not local)
+    cache = worker.cache_of(client)
+    decoded = with_decoded(down_codec_of(worker.config.codec), request.base, sent, cache)
+    known = {**held_at_home(context, request, sent), **decoded}
+    base, lacks = cache.complete(request.base, known, verify=not local)
     if lacks:
         return Reply(request.digest, lacks=lacks)
     fitted = worker.fitted(base)

@@ -17,7 +17,7 @@ from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.choose import choose, choose_noisily, choose_publicly
 from fedfrozen_app.local.client_coroutine import ClientCoroutine, Payment, ReplyToStore, run_alone
-from fedfrozen_app.local.client_optimizer import learning_rate
+from fedfrozen_app.local.owed_noise import owed_noise
 from fedfrozen_app.local.private_training import Training
 from fedfrozen_app.local.private_units import sampling, units_of
 from fedfrozen_app.local.sequential import LocalResult
@@ -26,7 +26,7 @@ from fedfrozen_app.privacy.budget import Budget, BudgetFile, Declined
 from fedfrozen_app.privacy.coverage import noise_in_sum, reason_model_not_covered, reason_not_covered
 from fedfrozen_app.privacy.dpsgd import Recipe, draw_rows
 from fedfrozen_app.privacy.noise import Noise, SecretNoise, SeededNoise
-from fedfrozen_app.privacy.steps import NOISE, SENSITIVITY, SLACK, Steps
+from fedfrozen_app.privacy.steps import SLACK, Steps
 from fedfrozen_app.privacy.sum_noise import ACCOUNTANT, noise_of_run
 from fedfrozen_app.secure.work import problem_of_noise
 
@@ -208,9 +208,7 @@ class PrivateClient:
         config = self.worker.config
         if not noise_in_sum(config):
             return spent
-        # What one unit can change in examples · update, which is −lr · Σ clipped gradients.
-        rate = learning_rate(config.client, self.request.round, config.num_rounds)
-        return spent | {NOISE: budget.noise, SENSITIVITY: rate * config.privacy.max_grad_norm}
+        return spent | owed_noise(config, self.request.round)
 
     # Layers ----------------------------------------------------------------------------------------------
 

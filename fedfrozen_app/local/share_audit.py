@@ -18,9 +18,9 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.files.seal import save_arrays
-from fedfrozen_app.local.client_optimizer import learning_rate
+from fedfrozen_app.local.owed_noise import owed_noise
 from fedfrozen_app.privacy.audit_record import RecordedRound, read_round, record_folder, round_files
-from fedfrozen_app.privacy.sum_noise import noise_of_run
+from fedfrozen_app.privacy.steps import NOISE, SENSITIVITY
 from fedfrozen_app.secure.layout import encode
 from fedfrozen_app.secure.roster import Roster
 from fedfrozen_app.secure.vector import Vector, signed
@@ -52,8 +52,8 @@ def record_share(
     bare = encode(layout, rules, updates_of(request, made, base), examples, {}, rounding)
     _, difference = signed(Vector(vector.head, vector.body - bare.body), rules.bits)
     config = worker.config
-    change = learning_rate(config.client, request.round, config.num_rounds) * config.privacy.max_grad_norm
-    whole = noise_of_run(config).multiplier * (change * rules.scale("", ()) + math.sqrt(len(vector.body)))
+    owed = owed_noise(config, request.round)
+    whole = owed[NOISE] * (owed[SENSITIVITY] * rules.scale("", ()) + math.sqrt(len(vector.body)))
     rewrite(path, known, difference.astype(np.float64) / (whole / math.sqrt(carriers_of(request, roster))))
 
 

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 NOISE, SENSITIVITY = "noise_multiplier", "sensitivity"  # metrics of a client whose noise is added in the sum
+COUNT_NOISE = "count_noise"  # and of the count of clients within its bound
 SLACK = 1e-6  # of ε, for rounding between what was solved and what is counted
 
 

@@ -5,7 +5,9 @@ sum of unequal shares, a client that asked for much noise would get the average.
 round, so σ is solved for all of them; nothing that a server says can make it less.
 """
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from fedfrozen_app.config import Config
 
@@ -20,15 +22,28 @@ class SumNoise:
     epsilon: float
     delta: float
     rounds: int
+    share: float = 0.0  # of the loss, for the count of clients within the sum's bound
 
     @property
+    def of_sum(self) -> float:
+        """σ of the sum of updates: its noise has a standard deviation of σ · (what one unit can change)."""
+        return self.multiplier / math.sqrt(1 - self.share)
+
+    @property
+    def of_count(self) -> float:
+        """σ of the count, which one unit changes by one at most. As 1/σ² = 1/of_sum² + 1/of_count², both cost
+        what σ alone does (Andrew et al. 2021, arXiv 1905.03871, for a count that changes by one)."""
+        return self.multiplier / math.sqrt(self.share)
+
+    @cached_property
     def multiplier(self) -> float:
-        """σ: the noise in every sum has the standard deviation σ · (what one unit can change in it)."""
+        """σ of a round as it is accounted for."""
         from fedfrozen_app.privacy.accountant import solve_noise  # brings Opacus, which other runs do without
 
         return solve_noise(1.0, self.rounds, epsilon=self.epsilon, delta=self.delta, kind=ACCOUNTANT)
 
 
 def noise_of_run(config: Config) -> SumNoise:
-    privacy = config.privacy
-    return SumNoise(privacy.epsilon, privacy.delta or DELTA, max(config.num_rounds, 1))
+    privacy, secure = config.privacy, config.secure_aggregation
+    share = 0.0 if secure.quantile is None else secure.quantile_share
+    return SumNoise(privacy.epsilon, privacy.delta or DELTA, max(config.num_rounds, 1), share)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from fedfrozen_app.adapters.rule import make_rule
 from fedfrozen_app.config import Config, strategy_settings
+from fedfrozen_app.config.codec_checks import down_codec_of
 from fedfrozen_app.core import registry
 from fedfrozen_app.core.errors import RunFailed
 from fedfrozen_app.core.formatting import resume_command
@@ -28,6 +30,7 @@ from fedfrozen_app.files.folders import has_results
 from fedfrozen_app.files.rows import Row, read_rows
 from fedfrozen_app.files.uploads import write_upload
 from fedfrozen_app.local.compiling import Compiling
+from fedfrozen_app.local.owed_noise import owed_noise
 from fedfrozen_app.local.prefetch import drop_prefetched
 from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.privacy.notices import audit_mark, model_metadata, opening_lines
@@ -44,6 +47,7 @@ from fedfrozen_app.run.samples import write_samples
 from fedfrozen_app.run.score_by_site import write_site_scores
 from fedfrozen_app.run.virtual_time import virtual_time
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
+from fedfrozen_app.server.broadcast import Broadcast
 from fedfrozen_app.server.connection import Connection
 from fedfrozen_app.server.earlier_sums import EarlierSums
 from fedfrozen_app.server.hooks import (
@@ -238,7 +242,7 @@ def privacy_spent(config: Config, history: list[Row]) -> list[PrivacySpent]:
 def make_strategy(job: Job, connection: Connection, start: StartingPoint, hooks: list[Any]) -> PlannedFedAvg:
     """The strategy at its first round, with what a checkpoint kept for it."""
     config = job.config
-    connection.codec = config.codec
+    connection.codec, connection.broadcast = config.codec, Broadcast(down_codec_of(config.codec), config.seed)
     federation = Federation(
         connection,
         config.participation,
@@ -251,7 +255,7 @@ def make_strategy(job: Job, connection: Connection, start: StartingPoint, hooks:
         secure=config.secure_aggregation,
         rule=make_rule(config),
         exchanged=frozenset(start.model[0]),
-        sums=earlier_sums(connection, job.folder),
+        sums=earlier_sums(config, connection, job.folder),
     )
     strategy: PlannedFedAvg = registry.find("strategies", config.strategy["name"])(
         federation,
@@ -266,10 +270,12 @@ def make_strategy(job: Job, connection: Connection, start: StartingPoint, hooks:
     return strategy
 
 
-def earlier_sums(connection: Connection, folder: Path) -> EarlierSums:
+def earlier_sums(config: Config, connection: Connection, folder: Path) -> EarlierSums:
     """What real sites remember of masked sums, as the server knows it."""
-    ticket = connection.ticket
-    return EarlierSums() if ticket is None else EarlierSums(folder / "flower" / "sums.json", ticket["run"])
+    ticket, owed = connection.ticket, partial(owed_noise, config)
+    if ticket is None:
+        return EarlierSums(owed=owed)
+    return EarlierSums(folder / "flower" / "sums.json", ticket["run"], owed=owed)
 
 
 def upload_saver(

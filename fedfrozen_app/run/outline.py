@@ -7,11 +7,13 @@ from torch import Tensor
 
 from fedfrozen_app.adapters.rule import make_rule
 from fedfrozen_app.config import Config, strategy_settings
+from fedfrozen_app.config.codec_checks import down_codec_of
 from fedfrozen_app.core import registry
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.exchange.role import Role
 from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
+from fedfrozen_app.server.broadcast import Broadcast
 from fedfrozen_app.server.connection import connect
 from fedfrozen_app.server.optimizer import make_optimizer
 
@@ -35,7 +37,8 @@ def planning_strategy(
     strategy: PlannedFedAvg = registry.find("strategies", config.strategy["name"])(
         federation, strategy_settings(config)
     )
-    federation.connection.codec = config.codec
+    connection = federation.connection
+    connection.codec, connection.broadcast = config.codec, Broadcast(down_codec_of(config.codec), config.seed)
     strategy.model, strategy.num_rounds = dict(model), config.num_rounds
     return strategy
 

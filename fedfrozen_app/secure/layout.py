@@ -3,7 +3,8 @@
     body    each value of each array of the request: round(weight · clip(update) · scale); the weight is the
             client's number of examples, or 1 if all clients have equal weight
     head    replies, examples, examples², clipped values; per array weight · ‖update‖² and, if clients choose
-            layers, the weight; per metric its number of examples, and the metric times that number
+            layers, the weight; per metric its number of examples, and the metric times that number; where
+            the bound is a quantile, whether this client's update stays within it
 
 A metric is in the sum if every client of the sum has it. A client that lacks it fills both places with random
 numbers, so that they reveal nothing: neither the metric of the others, be it a single one, nor who lacks it.
@@ -32,6 +33,8 @@ FRACTION = 2.0**20  # units of a metric or a square
 LARGEST = 2.0**61  # bound of a sum in the head, over the whole cohort
 LARGE = 16  # bits: smaller rings count their levels
 REPLIES, EXAMPLES, SQUARES, CLIPPED, FIXED = 0, 1, 2, 3, 4
+WITHIN = FIXED  # in a bare head with a count
+FEW = 1e-3  # share of values that may be clipped: of a normal variable, 7·10⁻⁴ lie beyond 3.4 deviations
 CHUNK = 1 << 16
 
 
@@ -86,6 +89,7 @@ class SumLayout:
     equal: tuple[str, ...] = ()  # namespaces in which all clients have equal weight
     chosen: bool = False  # clients send some of the arrays; the others count as zero
     bare: bool = False  # the head holds replies and examples only
+    counted: bool = False  # and whether this client's update stays within the bound
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -98,11 +102,13 @@ class SumLayout:
     @cached_property
     def _slots(self) -> dict[tuple[str, str], int]:
         """Positions in the head, after the fixed ones."""
+        counted = [("within", "")] if self.counted else []
         if self.bare:
-            return {}
+            return dict.fromkeys(counted, WITHIN)
         keys = [("square", name) for name in self.shapes]
         keys += [("weight", name) for name in self.shapes if self.chosen]
         keys += [(part, name) for name in self.figures for part in ("behind", "figure")]
+        keys += counted
         return {key: FIXED + number for number, key in enumerate(keys)}
 
     @property
@@ -128,6 +134,7 @@ class Sums:
     weights: dict[str, float]
     squares: dict[str, float]  # Σ weight · ‖update‖²
     figures: dict[str, tuple[float, int]]  # mean by examples, and those examples
+    within: float = 0.0  # clients whose updates stay within the bound, where they are counted
 
 
 def encode(
@@ -148,7 +155,7 @@ def encode(
     head, weight = vector.head.view(np.dtype("<i8")), rules.weight(examples)
     numbers = vector.body.view(signed_word(vector.body.dtype))
     head[REPLIES], head[EXAMPLES] = 1, weight
-    start, clipped = 0, 0
+    start, clipped, values = 0, 0, 0
     for name, size in layout.sizes.items():
         place = numbers[start : start + size]
         start += size
@@ -163,11 +170,13 @@ def encode(
         over, square = _round_into(place, update, scale, bound, drawn, rules.levels)
         if not np.isfinite(square):
             raise ValueError(f"has values that are not finite in {name}")
-        clipped += over
+        clipped, values = clipped + over, values + size
         if not layout.bare:
             head[layout._slots["square", name]] = _fixed(square * counts, rules.cohort)
             if layout.chosen:
                 head[layout._slots["weight", name]] = counts
+    if layout.counted:
+        head[layout._slots["within", ""]] = round(FRACTION) if clipped <= FEW * values else 0
     if layout.bare:
         return vector
     head[SQUARES], head[CLIPPED] = weight**2, clipped
@@ -242,9 +251,9 @@ def decode(layout: SumLayout, rules: Arithmetic, vector: Vector) -> Sums:
         name: 0.0 if layout.bare else int(head[layout._slots["square", name]]) / FRACTION
         for name in layout.shapes
     }
-    return Sums(
-        *(replies, examples, int(head[SQUARES]), int(head[CLIPPED])), arrays, weights, squares, figures
-    )
+    within = int(head[layout._slots["within", ""]]) / FRACTION if layout.counted else 0.0
+    fixed = (replies, examples, int(head[SQUARES]), int(head[CLIPPED]))
+    return Sums(*fixed, arrays, weights, squares, figures, within)
 
 
 def added(parts: Sequence[Sums]) -> Sums:
@@ -267,6 +276,7 @@ def added(parts: Sequence[Sums]) -> Sums:
         sum(part.examples_squared for part in parts),
         sum(part.clipped for part in parts),
         *(arrays, weights, squares, figures),
+        sum(part.within for part in parts),
     )
 
 

@@ -17,23 +17,25 @@ from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.privacy.discrete import LEAST, REACH, Words, discrete_gaussian
 from fedfrozen_app.privacy.keystream import Keystream
-from fedfrozen_app.privacy.steps import NOISE, SENSITIVITY
+from fedfrozen_app.privacy.steps import COUNT_NOISE, NOISE, SENSITIVITY
 from fedfrozen_app.secure import client
 from fedfrozen_app.secure.bounds import least_honest
 from fedfrozen_app.secure.client import Session
-from fedfrozen_app.secure.layout import FIXED, Arithmetic, SumLayout, encode
+from fedfrozen_app.secure.layout import FIXED, FRACTION, WITHIN, Arithmetic, SumLayout, encode
 from fedfrozen_app.secure.roster import ProtocolError, Roster, Terms
 from fedfrozen_app.secure.vector import WIDE, Vector, signed_word, unpacked
 
 MASKED = "masked"  # the one array of a masked reply, and the role under which its head is counted
 MARGIN = 0.25  # share of the integers' range that is left for noise
-ADDED = ("rotate", "renew")
+ADDED = ("rotate", "renew", "quantile")
 PUBLIC = ("epsilon", "delta")  # metrics that come from settings and not from rows: they are in no sum
 
 
 def settings_of(secure: SecureAggregationConfig) -> dict[str, Any]:
     """What a masked request says of them. Settings of small rings alone are named where they are set."""
     found = {key: value for key, value in asdict(secure).items() if key != "name"}
+    if secure.quantile is None:
+        del found["quantile_share"]
     return {key: value for key, value in found.items() if key not in ADDED or value}
 
 
@@ -52,7 +54,13 @@ def layout_of(request: TrainRequest, model: Mapping[str, Tensor]) -> SumLayout:
         request.masking.equal,
         chosen=request.choice is not None and request.masking.settings["choices"] == "union",
         bare=noised(request),  # only what the noise protects
+        counted=counted(request),
     )
+
+
+def counted(request: TrainRequest) -> bool:
+    """Whether the sum counts the clients whose updates stay within its bound."""
+    return request.masking is not None and request.masking.settings.get("quantile") is not None
 
 
 def noised(request: TrainRequest) -> bool:
@@ -139,7 +147,8 @@ def noised_vector(roster: Roster, request: TrainRequest, reply: Reply) -> Vector
     """The vector of a reply made by `noised_reply`."""
     assert request.masking is not None
     data = reply.arrays[noised_name(request, roster)].numpy()
-    found = unpacked(data, FIXED, request.masking.settings["bits"])  # such a layout is bare
+    head = FIXED + counted(request)  # such a layout is bare
+    found = unpacked(data, head, request.masking.settings["bits"])
     return Vector(found.head.copy(), found.body.copy())
 
 
@@ -174,10 +183,14 @@ def _public(metrics: Mapping[str, float]) -> dict[str, float]:
 def add_noise(
     vector: Vector, rules: Arithmetic, carriers: int, metrics: Mapping[str, float], words: Words
 ) -> None:
-    """Add this client's share: any `carriers` shares together are the whole noise."""
+    """Add this client's share: any `carriers` shares together are the whole noise. One unit can change the
+    count of clients within the bound by one, and its noise is for that."""
     share = noise_share(len(vector.body), rules, carriers, metrics)
     word = vector.body.dtype
     vector.body += discrete_gaussian(len(vector.body), share, words).astype(signed_word(word)).view(word)
+    if len(vector.head) > WITHIN:
+        std = metrics[COUNT_NOISE] * FRACTION / math.sqrt(carriers)
+        vector.head[WITHIN:] += discrete_gaussian(1, std, words).view(vector.head.dtype)
 
 
 def problem_of_noise(
@@ -201,7 +214,7 @@ def noise_share(size: int, rules: Arithmetic, carriers: int, metrics: Mapping[st
     Adding or removing one unit (an example, a person) can change the rounding of each of the d numbers by
     less than one: √d.
     """
-    if NOISE not in metrics or SENSITIVITY not in metrics:
+    if not {NOISE, SENSITIVITY} <= set(metrics):
         raise ProtocolError("its update comes without what its noise is to be")
     whole = metrics[NOISE] * (metrics[SENSITIVITY] * rules.scale("", ()) + math.sqrt(size))
     share = whole / math.sqrt(carriers)

@@ -11,6 +11,7 @@ from fedfrozen_app.config import CodecConfig
 from fedfrozen_app.exchange.role import Role
 from fedfrozen_app.secure.certified import Shown
 from fedfrozen_app.secure.round_keys import Trust
+from fedfrozen_app.server.broadcast import Broadcast
 from fedfrozen_app.server.foundation import Foundation
 from fedfrozen_app.server.lateness import Lateness
 from fedfrozen_app.server.membership import Invitation, Membership
@@ -27,7 +28,8 @@ class Connection:
     lateness: Lateness = field(default_factory=Lateness)
     counts_clients: bool = False  # whether bytes are counted for each client too
     pacing: Pacing | None = None  # None: a round waits for all its clients
-    codec: CodecConfig = field(default_factory=CodecConfig)  # of uploads
+    codec: CodecConfig = field(default_factory=CodecConfig)  # of uploads and broadcasts
+    broadcast: Broadcast = field(default_factory=Broadcast)
     trust: Trust = field(default_factory=Shown)  # whose signatures under keys of masked rounds are valid
 
     def nodes_of_round(self) -> Mapping[str, int]:

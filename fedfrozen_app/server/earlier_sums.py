@@ -7,7 +7,7 @@ therefore asked of the same sites, also after the server was killed.
 
 import json
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ class EarlierSums:
     run: str = ""
     spoilers: set[str] = field(default_factory=set)  # clients that have spoilt a masked round
     clip: float | None = None  # of the next masked round, where it is renewed; a checkpoint's row holds it
+    # Of a run with noise in the sum: what a round's clients add, by settings alone.
+    owed: Callable[[int], Mapping[str, float]] = lambda number: {}
     _sums: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -30,12 +30,16 @@ class ExpectedBytes:
         if own := self.strategy.per_client_arrays(client):
             request, arrays = with_client_arrays(self.request, self.arrays, own)
             names = ledger.missing(client, request.base)
-            return _size(arrays, names) + len(request.json.encode()), self._up
+            return self._size(client, request, arrays, names) + len(request.json.encode()), self._up
         held = ledger.held(client)
         if held not in self._down:
-            self._down[held] = _size(self.arrays, ledger.missing(client, self.request.base)) + self._text
+            names = ledger.missing(client, self.request.base)
+            self._down[held] = self._size(client, self.request, self.arrays, names) + self._text
         return self._down[held], self._up
 
-
-def _size(arrays: Mapping[str, Tensor], names: list[str]) -> int:
-    return sum(arrays[name].numel() * arrays[name].element_size() for name in names)
+    def _size(
+        self, client: str, request: TrainRequest, arrays: Mapping[str, Tensor], names: list[str]
+    ) -> int:
+        connection = self.strategy.federation.connection
+        held, sizes = connection.membership.ledger.held(client), connection.broadcast.bytes_of
+        return sum(sizes(name, arrays[name], request.base[name], held) for name in names)

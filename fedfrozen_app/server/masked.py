@@ -26,7 +26,7 @@ from fedfrozen_app.secure.roster import Entry, Roster, repeated_keys
 from fedfrozen_app.secure.round_keys import Trust
 from fedfrozen_app.secure.sum_up import Collector, TooFew
 from fedfrozen_app.secure.vector import Vector, unpacked
-from fedfrozen_app.secure.work import MASKED, layout_of, noised, rules_of, survivors_of, terms_of
+from fedfrozen_app.secure.work import MASKED, carriers_of, layout_of, noised, rules_of, survivors_of, terms_of
 from fedfrozen_app.server.connection import Connection
 from fedfrozen_app.server.masked_result import MaskedResult
 from fedfrozen_app.server.masking_exchange import exchange_texts
@@ -89,6 +89,11 @@ class Cohort:
             return {}
         rules, replies = rules_of(self.request, self.roster), self.sums.replies
         return {name: error_bound(self.layout, rules, name, replies, 1.0) for name in self.layout.shapes}
+
+    @property
+    def carriers(self) -> int:
+        """How many clients carry the noise of its sum."""
+        return carriers_of(self.request, self._collector.roster)
 
     @property
     def noise(self) -> dict[str, int]:

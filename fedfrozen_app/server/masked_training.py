@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor
@@ -10,14 +11,15 @@ from fedfrozen_app.config import SecureAggregationConfig
 from fedfrozen_app.exchange.count import Traffic
 from fedfrozen_app.exchange.names import is_parameter
 from fedfrozen_app.exchange.train_request import TrainRequest
-from fedfrozen_app.secure.layout import Sums
+from fedfrozen_app.secure.layout import FEW, Sums
+from fedfrozen_app.secure.work import problem_of_noise
 from fedfrozen_app.server.equal_layers import grouped_round
 from fedfrozen_app.server.masked import Cohort, MaskedRound
 from fedfrozen_app.server.masked_request import masked_request
 from fedfrozen_app.server.round_trip import Members
 from fedfrozen_app.server.seams import StrategySeams
 
-FEW = 1e-3  # share of values: of a normal variable, 7·10⁻⁴ lie beyond 3.4 deviations
+RATE = 0.2  # of the geometric step towards a quantile, as Andrew et al. have it
 
 
 def request_of(strategy: StrategySeams, request: TrainRequest) -> TrainRequest:
@@ -81,11 +83,15 @@ def renewed_clip(secure: SecureAggregationConfig, sums: Sums | None, before: flo
     """The next round's largest change of a weight, from what everybody may know: the sums of this round.
 
     A multiple of the root mean square of its updates. Where more values were clipped than rotated updates
-    have beyond that, the root mean square is of clipped values, and the bound is doubled instead.
+    have beyond that, the root mean square is of clipped values, and the bound is doubled instead. For a
+    quantile the bound falls while more clients than that share stay within it, and rises while fewer do
+    (Andrew et al. 2021, arXiv 1905.03871), by their count alone, which may have noise.
     """
-    assert secure.renew is not None
     if sums is None:
         return before
+    if secure.quantile is not None:
+        return min(before * math.exp(-RATE * (share_within(sums) - secure.quantile)), secure.clip)
+    assert secure.renew is not None
     names = [name for name, weight in sums.weights.items() if is_parameter(name) and weight]
     values = sums.replies * sum(sums.arrays[name].numel() for name in names)
     if sums.clipped > FEW * values:
@@ -93,3 +99,22 @@ def renewed_clip(secure: SecureAggregationConfig, sums: Sums | None, before: flo
     means = (sums.squares[name] / (sums.weights[name] * max(sums.arrays[name].numel(), 1)) for name in names)
     largest = max(means, default=0.0)
     return min(secure.renew * math.sqrt(largest), secure.clip) if largest else before
+
+
+def share_within(sums: Sums) -> float:
+    """Of the clients of a sum: how many stay within its bound."""
+    return min(max(sums.within / max(sums.replies, 1), 0.0), 1.0)
+
+
+def bound_of_next_round(strategy: StrategySeams, masked: MaskedRound, before: float) -> float:
+    """By rule from this round's sums; none into which the next round's noise would not fit."""
+    federation = strategy.federation
+    wanted = renewed_clip(federation.secure, masked.sums, before)
+    if federation.secure.noise != "sum" or masked.sums is None:
+        return wanted
+    cohort = masked.cohorts[0]
+    assert cohort.request.masking is not None
+    request = replace(cohort.request, masking=replace(cohort.request.masking, clip=wanted))
+    owed = federation.sums.owed(cohort.request.round + 1)
+    problem = problem_of_noise(request, strategy.model, cohort.roster, cohort.carriers, owed)
+    return before if problem else wanted

@@ -133,7 +133,7 @@ class PacedRound(TrainRound):
     def _keep(self, client: str, reply: Reply | str) -> None:
         """Until it arrives. Its privacy is spent now: the client has trained."""
         self.record.note_spent(client, reply)
-        self.strategy.federation.show_upload(self.number, client, reply, self.strategy.model)
+        self.strategy.federation.show_upload(self.number, client, reply, self.base)
         upload = self.record.traffic.postpone(client)
         if isinstance(reply, Reply):
             with self.record.clock.aggregation():

@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flwr.app import Message
 from torch import Tensor
 
 from fedfrozen_app.core.digests import digests
+from fedfrozen_app.exchange.broadcast import coded_name
 from fedfrozen_app.exchange.count import Traffic, bytes_by_role
 from fedfrozen_app.exchange.masking_messages import with_envelopes
 from fedfrozen_app.exchange.messages import message_to, train_content, train_message
@@ -57,7 +58,7 @@ class Template(NamedTuple):
 class RequestMessages:
     connection: Connection
     traffic: Traffic
-    _templates: dict[tuple[str, ...], Template] = field(default_factory=dict)
+    _templates: dict[tuple[Any, ...], Template] = field(default_factory=dict)
 
     def missing(self, to: ClientRequest) -> list[str]:
         """The arrays of the request's base that the client has not confirmed."""
@@ -65,7 +66,7 @@ class RequestMessages:
 
     def make(self, to: ClientRequest, names: list[str], *, lacking: bool = False) -> Message:
         """The request with these arrays. `lacking`: in addition to those of an earlier message."""
-        template = self._template(to, names)
+        template = self._template(to, names, {} if lacking else self._codes(to, names))
         text_bytes = template.text_bytes + len(to.envelopes.encode())
         cold = self._cold_bytes(to, names, lacking=lacking)
         self.traffic.sent(to.client, template.by_role, text_bytes, cold)
@@ -82,18 +83,36 @@ class RequestMessages:
         cold = ledger.missing_cold(to.client, to.request.base)
         if lacking:  # a cold client was sent the others with the earlier message
             cold = [name for name in names if name not in {*cold}]
-        return sum(to.model[name].numel() * to.model[name].element_size() for name in cold)
+        held, sizes = (
+            frozenset() if lacking else ledger.confirmed(to.client),
+            self.connection.broadcast.bytes_of,
+        )
+        return sum(sizes(name, to.model[name], to.request.base[name], held) for name in cold)
 
-    def _template(self, to: ClientRequest, names: list[str]) -> Template:
+    def _codes(self, to: ClientRequest, names: list[str]) -> dict[str, int]:
+        """Of the arrays in whose place codes are sent, how many."""
+        broadcast = self.connection.broadcast
+        if broadcast.coder is None:
+            return {}
+        held = self.connection.membership.ledger.held(to.client)
+        counts = {name: broadcast.codes_for(name, to.request.base[name], held) for name in names}
+        return {name: count for name, count in counts.items() if count}
+
+    def _template(self, to: ClientRequest, names: list[str], codes: Mapping[str, int]) -> Template:
         # Clients that lack the same arrays are sent the same content: a message's content is never changed.
-        key = (to.request.digest, *names)
+        key = (to.request.digest, *names, *codes.items())
         if key not in self._templates:
             transport, ticket = self.connection.transport, self.connection.ticket
+            broadcast = self.connection.broadcast
             arrays = {name: to.model[name] for name in names}
-            content = train_content(to.request, arrays, local=transport.local, ticket=ticket)
+            coded = {name: value for name, value in arrays.items() if name not in codes}
+            coded |= {coded_name(name): broadcast.joined(name, count) for name, count in codes.items()}
+            # Within the process the arrays themselves are there, as they would be decoded.
+            sent = arrays if transport.local else coded
+            content = train_content(to.request, sent, local=transport.local, ticket=ticket)
             text = to.request.json + (canonical(ticket) if ticket else "")
             message = train_message(to.node, to.request, content, ttl=transport.lifetime)
-            by_role = bytes_by_role(arrays, self.connection.roles)
+            by_role = bytes_by_role(coded, self.connection.roles)
             self._templates[key] = Template(message, by_role, len(text.encode()))
         return self._templates[key]
 

@@ -1,5 +1,7 @@
 """What a checkpoint keeps besides the model, each array under the name of its owner."""
 
+from dataclasses import asdict
+
 from torch import Tensor
 
 from fedfrozen_app.config import Config
@@ -9,11 +11,12 @@ from fedfrozen_app.server.base import PlannedFedAvg
 
 
 def arrays_to_keep(strategy: PlannedFedAvg) -> dict[str, Tensor]:
-    pacing = strategy.federation.connection.pacing
+    pacing, broadcast = strategy.federation.connection.pacing, strategy.federation.connection.broadcast
     return with_owners(
         pacing={} if pacing is None else pacing.arrays(),
         strategy=strategy.state(),
         server_optimizer=strategy.optimizer.state(),
+        broadcast={} if broadcast.coder is None else broadcast.state(strategy.digests),
         carried=flattened(strategy.server_state),  # the name that checkpoints have had from the start
     )
 
@@ -28,8 +31,11 @@ def restore(strategy: PlannedFedAvg, start: Checkpoint, config: Config) -> None:
         strategy.server_state = by_namespace(arrays["carried"])
     if start.config.get("server_optimizer", {}).get("name") == config.server_optimizer["name"]:
         strategy.optimizer.load_state(arrays["server_optimizer"])
+    if start.config.get("codec", {}) | {"name": ""} == asdict(config.codec) | {"name": ""}:
+        strategy.federation.connection.broadcast.load_state(arrays["broadcast"])
     if (pacing := strategy.federation.connection.pacing) is not None:
         excluded = strategy.federation.connection.membership.excluded
         pacing.load(start.hooks.get("pacing", {}), arrays["pacing"], excluded)
     strategy.median_norm = start.row.get("usual_norm")
-    strategy.federation.sums.clip = start.row.get("secure", {}).get("next_clip")
+    if config.secure_aggregation.renews:  # a fork without a rule has the bound of its settings
+        strategy.federation.sums.clip = start.row.get("secure", {}).get("next_clip")

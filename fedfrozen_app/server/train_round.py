@@ -18,7 +18,7 @@ from fedfrozen_app.exchange.summed import SumInstructions
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server.aggregate import RunningMean, Update
 from fedfrozen_app.server.local_nodes import LocalNodes
-from fedfrozen_app.server.masked_training import masked_round, renewed_clip
+from fedfrozen_app.server.masked_training import bound_of_next_round, masked_round, share_within
 from fedfrozen_app.server.record import RoundClock, RoundRecord
 from fedfrozen_app.server.round_trip import RoundTrip
 from fedfrozen_app.server.seams import StrategySeams
@@ -42,9 +42,11 @@ class TrainRound:
         self.trained_params = count_parameters(strategy.model, strategy.client_plan(server_round).trained)
         strategy.optimizer.follow(set(request.plan.shared))
         strategy.server_state = follow(strategy.server_state, request, strategy.model)
-        self.request, self.arrays = add_to(request, strategy.model, strategy.server_state)
+        # What clients begin from: the model, or what coded broadcasts have made of it.
+        request, self.base = federation.connection.broadcast.begin(request, strategy.model)
+        self.request, self.arrays = add_to(request, self.base, strategy.server_state)
         aggregator = federation.aggregator(
-            strategy.model, strategy.median_norm, strategy.zero_fill, strategy.equal
+            self.base, strategy.median_norm, strategy.zero_fill, strategy.equal
         )
         clock = RoundClock(time.perf_counter())  # the plan is made
         traffic = Traffic(by_client={} if federation.connection.counts_clients else None)
@@ -72,6 +74,8 @@ class TrainRound:
             rule.begin()
             self._collect()
         update = self.record.finish(len(self.counted), self.population)
+        if self.base is not self.strategy.model:
+            update.values = None  # of models that began elsewhere: their updates count
         return self._close(update)
 
     @property
@@ -86,10 +90,12 @@ class TrainRound:
         masked.run()
         self.record.take_masked(masked.result)
         secure, sums = self.strategy.federation.secure, self.strategy.federation.sums
-        if secure.renew is not None and self.record.secure is not None:
+        if secure.renews and self.record.secure is not None:
             before = sums.clip or secure.clip
-            sums.clip = renewed_clip(secure, masked.sums, before)
+            sums.clip = bound_of_next_round(self.strategy, masked, before)
             self.record.secure |= {"clip": before, "next_clip": sums.clip}
+            if secure.quantile is not None and masked.sums is not None:
+                self.record.secure["within"] = share_within(masked.sums)
         for client, why in masked.spoilt_by.items():
             self.strategy.federation.sums.spoilers.add(client)
             log.warning("Round %d: client %s %s, so that no sum could be unmasked.", self.number, client, why)
@@ -156,7 +162,7 @@ class TrainRound:
         strategy, rule = self.strategy, self.strategy.federation.rule
         if not isinstance(reply, str) and client in rule.ranks:
             reply.arrays = rule.widened(client, reply.arrays, strategy.model)
-        strategy.federation.show_upload(self.number, client, reply, strategy.model)
+        strategy.federation.show_upload(self.number, client, reply, self.base)
         names = [] if isinstance(reply, str) else list(filter(is_parameter, reply.arrays))
         sent: dict[str, Tensor] = {}
         reply, weight = self._weighed(client, reply)
@@ -240,7 +246,8 @@ class TrainRound:
         strategy, federation = self.strategy, self.strategy.federation
         transport = federation.connection.transport
         moves = type(federation.rule).close is not AdapterRule.close  # the model will still change
-        if not transport.can_prefetch or moves or federation.secure.name == "on":
+        coded = federation.connection.broadcast.coder is not None  # clients will begin elsewhere
+        if not transport.can_prefetch or moves or coded or federation.secure.name == "on":
             return 0.0
         if self.number < strategy.num_rounds:
             try:

@@ -13,8 +13,10 @@ import numpy as np
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
+from fedfrozen_app.config.codec_checks import down_codec_of
 from fedfrozen_app.core.digests import digest
 from fedfrozen_app.core.seeds import numpy_generator
+from fedfrozen_app.exchange.broadcast import with_decoded
 from fedfrozen_app.exchange.messages import Reply, arrays_of, train_reply
 from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.local.share_audit import record_share
@@ -120,10 +122,11 @@ def finish_client(progress: TrainProgress) -> tuple[Reply, dict[str, Tensor]]:
 def find_base(progress: TrainProgress, *, sent: bool) -> None:
     checked = progress.checked
     if checked.session is not None:
+        cache = checked.worker.cache
         arrays = arrays_of(progress.incoming.message) if sent else {}
-        progress.base, progress.lacks = checked.worker.cache.complete(
-            checked.request.base, arrays, verify=True
-        )
+        codec = down_codec_of(checked.worker.config.codec)
+        known = with_decoded(codec, checked.request.base, arrays, cache)
+        progress.base, progress.lacks = cache.complete(checked.request.base, known, verify=True)
 
 
 def ask_for_arrays(progress: TrainProgress) -> None:

@@ -5,15 +5,15 @@ from dataclasses import replace
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.names import parameter_of
 from fedfrozen_app.exchange.train_request import TrainRequest
-from fedfrozen_app.privacy.steps import NOISE, SENSITIVITY
+from fedfrozen_app.privacy.steps import COUNT_NOISE, NOISE, SENSITIVITY
 from fedfrozen_app.secure.work import PUBLIC, noised
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.refusals import RequestRefused
 from fedfrozen_app.sites.views import View, rounded
 
-# Metrics that come from the site's settings and not from its rows. With noise in the sum, the last two give
+# Metrics that come from the site's settings and not from its rows. With noise in the sum, the last give
 # the amount of noise: `noised_reply` uses them, and no reply that is stored or sent holds them.
-ACCOUNT = (*PUBLIC, NOISE, SENSITIVITY)
+ACCOUNT = (*PUBLIC, NOISE, SENSITIVITY, COUNT_NOISE)
 
 
 def filtered(reply: Reply, request: TrainRequest, policy: Policy, view: View) -> Reply:

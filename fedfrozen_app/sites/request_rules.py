@@ -81,7 +81,7 @@ def problem_of_masking(request: TrainRequest, proposal: Proposal) -> str | None:
         return "the request sums updates of another proposal than the one that it accepted"
     if not same(masking.settings, settings_of(asked)):
         return "the request has updates masked in another way than the proposal"
-    if masking.clip is not None and (asked.renew is None or masking.clip > asked.clip):
+    if masking.clip is not None and (not asked.renews or masking.clip > asked.clip):
         return "the request has updates clipped in another way than the proposal"
     strategy = registry.find("strategies", proposal.strategy["name"])
     if tuple(masking.equal) != tuple(strategy.equal):

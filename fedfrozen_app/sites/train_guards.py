@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedfrozen_app.core.digests import digest
 from fedfrozen_app.exchange.messages import Reply, ticket_of
-from fedfrozen_app.privacy.steps import NOISE, SENSITIVITY, SLACK
+from fedfrozen_app.privacy.steps import COUNT_NOISE, NOISE, SENSITIVITY, SLACK
 from fedfrozen_app.secure.client import MASKED as SESSION_MASKED
 from fedfrozen_app.secure.work import MASKED, noised, noised_name
 from fedfrozen_app.sites.train_progress import TrainProgress
@@ -73,7 +73,7 @@ def problem_of_noise(progress: TrainProgress) -> str | None:
     checked, reply = progress.checked, progress.known_outcome.reply
     if not checked.request.trains:
         return None if checked.price is None else "a private run sends nothing but updates"
-    if {NOISE, SENSITIVITY} & set(reply.metrics):
+    if {NOISE, SENSITIVITY, COUNT_NOISE} & set(reply.metrics):
         return "it says how much noise it has"
     if checked.price is None:
         return None

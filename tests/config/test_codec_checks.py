@@ -19,6 +19,19 @@ AUDITED = ("privacy=dp_sgd", "privacy.epsilon=8", "privacy.audited=0")
         (("codec=int8", *AUDITED), "and codec=int8 rounds it on the way: use codec=none for the audit"),
         (("codec=topk", "adapter=lora", "adapter.rule=fedex"), "use adapter.rule=average or ffa"),
         (("codec=int8", "adapter=lora", "+adapter.ranks.0=2"), "codec=int8 codes all of one"),
+        (("codec=lowrank", "adapter=lora"), "adapter=lora trains such factors already: use codec=int8, or"),
+        (("codec.down=lowrank", "adapter=lora"), "use codec.down=int8, or adapter=none."),
+        (("codec=lowrank", "strategy=scaffold", "client=sgd"), "use codec=float16, bfloat16, int8 or int4."),
+        (("codec=int8", "codec.rank=4"), "codec=int8 ignores codec.rank: add codec=lowrank"),
+        (("codec.down=int8", "strategy=feddyn"), "agree only without that: leave codec.down=int8 out."),
+        (("codec.down=keep",), "codec.down=keep codes uploads alone: use codec.down=int8, or"),
+        (("codec.down=int9",), "Unknown codec 'int9': did you mean int"),
+        (("codec.down=int8", "adapter=lora", "adapter.rule=stack"), "use adapter.rule=average or ffa"),
+        (("codec.down=int8", "adapter=lora", "+adapter.ranks.0=2"), "adapter.ranks sends every client"),
+        (
+            ("codec.down=topk", "codec.block=64"),
+            "codec.down=topk ignores codec.block: add codec=int8 or int4",
+        ),
         (("codec.block=64",), "codec=none ignores codec.block: add codec=int8 or another codec"),
         (("codec=topk", "codec.block=64"), "codec=topk ignores codec.block: add codec=int8 or int4"),
         (("codec=int8", "codec.share=0.5"), "codec=int8 ignores codec.share: add codec=topk or randomk"),
@@ -41,6 +54,8 @@ def test_what_cannot_work_is_refused(words, sentence):
         ("codec=topk", "adapter=lora"),
         ("codec=int4", "privacy=dp_sgd"),
         ("codec=int8", "adapter=lora", "adapter.rule=stack"),
+        ("codec=none", "codec.down=int8", "codec.block=64", "secure_aggregation=on"),
+        ("codec=topk", "codec.down=int4", "codec.block=64", "codec.share=0.01"),
     ],
 )
 def test_what_can_work_is_not(words):

@@ -236,7 +236,7 @@ A_WORD = {
     *("dataset.text_column", "dataset.label_column", "dataset.prompt_column", "dataset.answer_column"),
     *("dataset.time_column", "dataset.event_column"),
     *("dataset.separator", "dataset.unit_column", "model.name", "model.model_type", "model.dtype"),
-    *("adapter.layers", "adapter.rule", "adapter.name", "codec.name", "partition.column"),
+    *("adapter.layers", "adapter.rule", "adapter.name", "codec.name", "codec.down", "partition.column"),
     *("checkpoint.uploads", "runtime.view", "runtime.stack_runs", "privacy.audited", "privacy.unit_column"),
 }
 

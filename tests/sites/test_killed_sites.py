@@ -43,6 +43,9 @@ MASKS = (
     *("secure_aggregation.step_timeout=900", "secure_aggregation.max_examples=200"),
 )
 SUM = ("secure_aggregation.noise=sum",)
+COUNTED = ("secure_aggregation.quantile=0.5", "secure_aggregation.bits=24")
+FREE = ("aggregation.cohorts=free",)  # sums of other sites in each round
+EIGHT = ("secure_aggregation.bits=8", "secure_aggregation.rotate=true", "secure_aggregation.renew=4")
 
 
 def in_rounds(states: tuple[str, ...]) -> dict[str, str]:
@@ -213,17 +216,26 @@ def test_a_plain_run_ends_with_the_bits_of_the_unbroken_one(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("victim", ["executor", "supernode"])
-@pytest.mark.parametrize("noise", [(*PRIVATE, *SUM), ()], ids=["noise in the sum", "masks alone"])
-def test_a_site_with_masks_is_killed_in_each_state(tmp_path, monkeypatch, noise, victim):
+@pytest.mark.parametrize(
+    "masks",
+    [
+        (*PRIVATE, *SUM),
+        (*PRIVATE, *SUM, *COUNTED),
+        FREE,
+        (*FREE, *EIGHT),
+        (*FREE, "secure_aggregation.bits=12", "codec.down=int8"),
+    ],
+    ids=["noise in the sum", "noise and a count", "masks alone", "8 bits", "12 bits"],
+)
+def test_a_site_with_masks_is_killed_in_each_state(tmp_path, monkeypatch, masks, victim):
     """A killed executor has dropped out of its round, which closes without it; the site is in the next."""
     victims = Victims(tmp_path, victim, ONE_SITE)
     victims.prepare(monkeypatch)
-    rounds = len(PASSED) + 1
+    rounds, noise = len(PASSED) + 1, PRIVATE[0] in masks
     with federation(tmp_path / "fed", SITES) as deployment:
         set_policies(deployment, differencing="model")
         join(deployment, SITES)
-        more = noise or ("aggregation.cohorts=free",)
-        run = trained(deployment, tmp_path / "run", f"num_rounds={rounds}", *MASKS, *more)
+        run = trained(deployment, tmp_path / "run", f"num_rounds={rounds}", *MASKS, *masks)
         west = deployment.kits / "west"
         if noise:
             took_part = set(range(1, rounds + 1))

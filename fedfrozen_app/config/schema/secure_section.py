@@ -51,6 +51,20 @@ class SecureAggregationConfig:
         least=3.5,
         needs=only_with("secure_aggregation.rotate", "true"),
     )
+    quantile: float | None = setting(
+        None,
+        "The share of clients whose updates are to stay within the clip: each says, inside the masked sum, "
+        "whether its own does, and the next round's clip follows, never above `clip`. `null`: always `clip`",
+        above=0,
+        most=0.99,
+    )
+    quantile_share: float = setting(
+        0.05,
+        "The share of the privacy loss that this count takes, which has noise of its own",
+        above=0,
+        most=0.5,
+        needs=only_with("secure_aggregation.noise", "sum"),
+    )
     clip: float = setting(
         1.0, "Largest change of a single weight in a round; what is larger is clipped, and counted", above=0
     )
@@ -82,3 +96,8 @@ class SecureAggregationConfig:
     step_timeout: float = setting(
         60, "Seconds to wait for a client in the steps that carry keys and no update", above=0
     )
+
+    @property
+    def renews(self) -> bool:
+        """Whether a round's clip follows from the sums of the round before."""
+        return self.renew is not None or self.quantile is not None
