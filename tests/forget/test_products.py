@@ -32,6 +32,12 @@ KINDS = {
 }
 
 
+def words_of(kind):
+    words = [*WORDS, *KINDS[kind]]
+    at_work = any(word.startswith("pacing.concurrency") for word in words)
+    return [word for word in words if not (at_work and word.startswith("participation"))]
+
+
 def test_with_pacing_a_client_s_first_round_is_the_one_that_asked_it():
     """Its reply may count later, and until then a checkpoint holds it."""
     rows = [
@@ -46,7 +52,7 @@ def test_with_pacing_a_client_s_first_round_is_the_one_that_asked_it():
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_model_is_that_of_a_run_which_the_client_never_joined(kind, train, never_there, tmp_path):
-    words, out = [*WORDS, *KINDS[kind]], tmp_path / "without"
+    words, out = words_of(kind), tmp_path / "without"
     run = train(*words, *KEEP, small=False)
     client, firsts = latest(run)
     start = firsts[client] - 1
@@ -64,7 +70,7 @@ def test_the_model_is_that_of_a_run_which_the_client_never_joined(kind, train, n
 
 @pytest.mark.slow
 def test_a_paced_call_that_is_killed_goes_on_where_it_was(train, tmp_path, monkeypatch):
-    run = train(*WORDS, *KINDS["a buffer"], *KEEP, small=False)
+    run = train(*words_of("a buffer"), *KEEP, small=False)
     client, _ = latest(run)
     words = ["forget", str(run.folder), "--client", client, "--out"]
     assert command([*words, str(tmp_path / "whole")]) == 0
@@ -77,7 +83,7 @@ def test_a_paced_call_that_is_killed_goes_on_where_it_was(train, tmp_path, monke
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_on_ray_it_is_the_model_of_one_process(train, tmp_path):
-    words = [*WORDS, "strategy=fedper", "model.dtype=float64", *KEEP]
+    words = [*WORDS, "strategy=fedper", "model.dtype=float64", "dataset.validation=0.2", *KEEP]
     found = {}
     for name, more in (("one", []), ("ray", ["runtime=ray", "runtime.workers=2"])):
         run, out = tmp_path / name, tmp_path / f"{name}-without"
@@ -88,6 +94,11 @@ def test_on_ray_it_is_the_model_of_one_process(train, tmp_path):
     assert [row.get("clients") for row in found["ray"].rows] == [r.get("clients") for r in found["one"].rows]
     for name, value in found["one"].model.items():
         torch.testing.assert_close(found["ray"].model[name], value, rtol=1e-9, atol=1e-12)
+    rules = []
+    for one in found.values():
+        assert command(["calibrate", str(one.folder), "--rows", "server", "--coverage", "0.6"]) == 0
+        rules.append(json.loads((one.folder / "calibration.json").read_text()))
+    assert rules[0]["threshold"] == pytest.approx(rules[1]["threshold"], rel=1e-6)
 
 
 @pytest.mark.slow
