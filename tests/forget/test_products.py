@@ -83,7 +83,7 @@ def test_a_paced_call_that_is_killed_goes_on_where_it_was(train, tmp_path, monke
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_on_ray_it_is_the_model_of_one_process(train, tmp_path):
-    words = [*WORDS, "strategy=fedper", "model.dtype=float64", "dataset.validation=0.2", *KEEP]
+    words = [*WORDS, "strategy=scaffold", "model.dtype=float64", "dataset.validation=0.2", *KEEP]
     found = {}
     for name, more in (("one", []), ("ray", ["runtime=ray", "runtime.workers=2"])):
         run, out = tmp_path / name, tmp_path / f"{name}-without"
