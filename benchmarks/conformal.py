@@ -61,8 +61,8 @@ EVERY = [
 WORDS = {
     "digits": ["num_rounds=20", "eval_every=20"],
     "cifar10": [
-        *("dataset=parquet", "dataset.name=cifar10", "dataset.limit=10000", "model=lenet", "num_rounds=15"),
-        *("client.lr=1e-3", "eval_every=15"),
+        *("dataset=parquet", "dataset.name=cifar10", "dataset.limit=10000", "model=lenet", "num_rounds=8"),
+        *("client.lr=1e-3", "client.local_epochs=1", "eval_every=8"),
     ],
     "mtsamples": [
         *("dataset=mtsamples", "dataset.max_tokens=128", "model=bert_small", "client.lr=3e-3"),
