@@ -20,6 +20,9 @@ federated rule under the masks of secure aggregation.
     python benchmarks/conformal.py train cifar10 --data DIR --work DIR
     python benchmarks/conformal.py split digits --work DIR       appends to benchmarks/results/conformal.jsonl
     python benchmarks/conformal.py show
+
+`train` keeps the run in DIR/digits. `score digits --run RUN --work DIR` takes a finished run in its place, as
+one that `fedfrozen reproduce` has run again, and `split --rows FILE` writes elsewhere.
 """
 
 import argparse
@@ -42,8 +45,9 @@ from fedfrozen_app.calibration.sets import Rule
 from fedfrozen_app.calibration.temperature import part_of
 from fedfrozen_app.config import SecureAggregationConfig, compose_run
 from fedfrozen_app.core.seeds import numpy_generator
+from fedfrozen_app.files import status
 from fedfrozen_app.files.append import append
-from fedfrozen_app.launch import load_run
+from fedfrozen_app.launch import finished, load_run
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.runtimes.inprocess.runtime import run_in_process
 
@@ -57,8 +61,8 @@ EVERY = [
 WORDS = {
     "digits": ["num_rounds=20", "eval_every=20"],
     "cifar10": [
-        *("dataset=parquet", "dataset.name=cifar10", "dataset.limit=10000", "model=lenet", "num_rounds=15"),
-        *("client.lr=1e-3", "eval_every=15"),
+        *("dataset=parquet", "dataset.name=cifar10", "dataset.limit=10000", "model=lenet", "num_rounds=8"),
+        *("client.lr=1e-3", "client.local_epochs=1", "eval_every=8"),
     ],
     "mtsamples": [
         *("dataset=mtsamples", "dataset.max_tokens=128", "model=bert_small", "client.lr=3e-3"),
@@ -69,12 +73,24 @@ MASKS = SecureAggregationConfig(name="on", min_cohort=3)
 
 
 def train(name: str, data: Path | None, work: Path) -> None:
-    """The run, and the scores of all rows that its clients hold out, by client."""
-    commit, folder = require_commit(), work / name
+    """The run, and its scores."""
+    require_commit()
     path = [] if data is None else [f"dataset.path={data.resolve()}"]
-    summary = run_in_process(Job(compose_run([*EVERY, *WORDS[name], *path]), folder, None))
-    parts = parts_of(load_run(folder, [], trusted=True), "clients")
-    about = {"accuracy": summary["final_test_accuracy"], "commit": commit, "seconds": summary["seconds"]}
+    composed = compose_run([*EVERY, *WORDS[name], *path])
+    with status.recorded(work / name, composed.resolved, composed.overrides):
+        run_in_process(Job(composed, work / name, None))
+    score(name, work / name, work)
+
+
+def score(name: str, run: Path, work: Path) -> None:
+    """The scores of all rows that the clients of a finished run hold out, by client."""
+    summary = finished(run)
+    parts = parts_of(load_run(run, [], trusted=True), "clients")
+    about = {
+        "accuracy": summary["final_test_accuracy"],
+        "commit": require_commit(),
+        "seconds": summary["seconds"],
+    }
     np.savez(
         work / f"{name}.npz",
         logits=np.concatenate([part.logits for part in parts]),
@@ -84,13 +100,13 @@ def train(name: str, data: Path | None, work: Path) -> None:
     )
 
 
-def split(name: str, work: Path) -> None:
+def split(name: str, work: Path, rows: Path = FILE) -> None:
     found = np.load(work / f"{name}.npz")
     about = json.loads(str(found["about"])) | {"data": name, "measured": require_commit()}
     held = found["logits"], found["labels"], found["clients"]
-    done = {row["split"] for row in read(FILE) if row["data"] == name}
+    done = {row["split"] for row in read(rows) if row["data"] == name}
     for number in sorted(set(range(SPLITS)) - done):
-        append(FILE, json.dumps({**about, "split": number, **measured(*held, number)}))
+        append(rows, json.dumps({**about, "split": number, **measured(*held, number)}))
 
 
 def measured(logits: Any, labels: Any, clients: Any, number: int) -> dict[str, Any]:
@@ -150,19 +166,26 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for name in ("train", "split"):
+    for name in ("train", "score", "split"):
         verb = verbs.add_parser(name)
         verb.add_argument("name", choices=DATA)
         verb.add_argument("--work", type=Path, required=True)
         if name == "train":
             verb.add_argument("--data", type=Path)
+        elif name == "score":
+            verb.add_argument("--run", type=Path, required=True)
+        else:
+            verb.add_argument("--rows", type=Path, default=FILE)
     verbs.add_parser("show")
     given = parser.parse_args()
-    if given.verb == "train":
+    if given.verb in ("train", "score"):
         given.work.mkdir(parents=True, exist_ok=True)
+    if given.verb == "train":
         train(given.name, given.data, given.work.resolve())
+    elif given.verb == "score":
+        score(given.name, given.run, given.work)
     elif given.verb == "split":
-        split(given.name, given.work)
+        split(given.name, given.work, given.rows)
     else:
         print(Conformal(RESULTS).overview())
 

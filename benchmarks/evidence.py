@@ -436,6 +436,8 @@ class Evidence:
         self.theory, self.adapters, self.speed = Theory(folder), Adapters(folder), Speed(folder)
         self.text, self.conformal = TextBaselines(folder), Conformal(folder)
         self.codecs, self.coded_link = Codecs(folder), CodedLink(folder)
+        listed = folder / "capsules.json"  # by page_capsule.py
+        self.capsules = json.loads(listed.read_text()) if listed.exists() else {}
 
     def names(self) -> dict[str, Any]:
         own = {key: value for key, value in vars(self).items() if not key.startswith("_")}

@@ -3,10 +3,9 @@
     python benchmarks/recompute.py            exit 1, and the lines that differ, unless all pages agree
     python benchmarks/recompute.py --write    write the pages, their appendices and their pictures
 
-docs/results and its appendices are rendered from the templates in benchmarks/pages; parts of README.md,
-docs/methods.md, docs/data-text.md, docs/codecs.md and docs/privacy-results.md too, between two marks. Edit a
-template, never the page. A template holds no result as a literal: each is a call of benchmarks/evidence.py. A
-picture carries the digest of what it shows.
+docs/results and its appendices are rendered from the templates in benchmarks/pages; parts of README.md and of
+some pages of docs too, between two marks (`SECTIONS`). Edit a template, never the page. A template holds no
+result as a literal: each is a call of benchmarks/evidence.py. A picture carries the digest of what it shows.
 """
 
 import argparse
@@ -37,6 +36,7 @@ SECTIONS = {  # a template, and the two marks of a page between which its text g
     "sum-scores.md": ("docs/privacy-results.md", "sum scores"),
     "text.md": ("docs/data-text.md", "text figures"),
     "link.md": ("docs/codecs.md", "link"),
+    "capsules.md": ("docs/capsule.md", "capsules"),
 }
 STAMP = "fedfrozen-rows"  # the text chunk of a picture
 # What a template must not hold as a literal: an interval, a signed decimal, a decimal in percent or points.

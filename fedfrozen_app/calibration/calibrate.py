@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from fedfrozen_app.calibration.calibration_rows import Part, outputs, parts_of
+from fedfrozen_app.calibration.lower_bound import LowerBound, lower_bound
 from fedfrozen_app.calibration.masked_sum import MaskedSum, plain_sum
 from fedfrozen_app.calibration.private_quantile import PrivateQuantile, private_quantile
 from fedfrozen_app.calibration.quantile import conformal_quantile, counter
@@ -14,8 +15,11 @@ from fedfrozen_app.calibration.temperature import fit_temperature, part_of
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.local.fair import subgroup_columns
 from fedfrozen_app.local.worker import Worker
+from fedfrozen_app.tasks.target import Target
+from fedfrozen_app.tasks.time_to_event import Cox
 
-KINDS = ("image", "text", "table", "regression")  # of target: one class, or one number, for each row
+# Of target: one class, one number, or one time to an event, for each row.
+KINDS = ("image", "text", "table", "regression", "survival", "survival_discrete")
 CLIENT, CLASS = "client", "class"
 LARGEST_DEVIATION = 0.05  # of the coverage, by noise: beyond, a stated coverage says little
 
@@ -24,7 +28,7 @@ def check_task(worker: Worker) -> None:
     kind = worker.task.kind
     if kind not in KINDS:
         raise UserError(
-            f"A {kind} model cannot be calibrated: only one class or one number for each row can."
+            f"A {kind} model cannot be calibrated: only one class, number or time for each row can."
         )
 
 
@@ -40,14 +44,27 @@ def rule_of(parts: list[Part], coverage: float, *, classes: bool, masked: Masked
     draft = Rule(coverage, 0.0, temperature)
     scores = [draft.scores(part.logits, part.labels) for part in parts]
     count = sum(map(len, scores))
+    check_enough(count, coverage)
     threshold = conformal_quantile(coverage, [counter(own) for own in scores], count, add)
+    return Rule(coverage, threshold, temperature)
+
+
+def check_enough(rows: int, coverage: float) -> None:
     least = math.ceil(round(coverage / (1 - coverage), 9))
-    if not np.isfinite(threshold):
+    if rows < least:
         raise UserError(
-            f"{count} rows are too few for a coverage of {coverage:g}, which needs {least}: hold more out "
+            f"{rows} rows are too few for a coverage of {coverage:g}, which needs {least}: hold more out "
             "(dataset.client_validation, dataset.validation), or ask for less."
         )
-    return Rule(coverage, threshold, temperature)
+
+
+def time_rule(
+    parts: list[Part], coverage: float, target: Target, masked: MaskedSum | None = None
+) -> LowerBound:
+    """Of a target with times: `check_task` let no other one through."""
+    assert isinstance(target, Cox)
+    check_enough(sum(len(part.labels) for part in parts), coverage)
+    return lower_bound(parts, coverage, target, plain_sum if masked is None else masked)
 
 
 def private_rule(
@@ -74,13 +91,17 @@ def private_rule(
 def calibrate(worker: Worker, source: str, coverage: float, epsilon: float | None = None) -> dict[str, Any]:
     """The content of calibration.json, without the model's digest."""
     check_task(worker)
-    classes = worker.task.target.has_classes
+    target = worker.task.target
+    classes = target.has_classes
     if epsilon is not None and not classes:
-        raise UserError("--epsilon is for classes: how far off a number may be has no bound to search in.")
+        raise UserError("--epsilon is for classes: how far off a number or a time may be has no bound.")
     parts = parts_of(worker, source)
     masked = masks_of(worker, source, parts)
     noise: PrivateQuantile | None = None
-    if epsilon is None:
+    rule: Rule | LowerBound
+    if target.time_to_event:
+        rule = time_rule(parts, coverage, target, masked)
+    elif epsilon is None:
         rule = rule_of(parts, coverage, classes=classes, masked=masked)
     else:
         rule, noise = private_rule(parts, coverage, epsilon, masked)
@@ -88,7 +109,7 @@ def calibrate(worker: Worker, source: str, coverage: float, epsilon: float | Non
     rows = sum(len(part.labels) for part in parts) - first
     found: dict[str, Any] = {
         "version": 1,
-        "kind": "classes" if classes else "number",
+        **kind_of(target),
         "coverage": coverage,
         "temperature": rule.temperature,
         "threshold": rule.threshold,
@@ -107,11 +128,20 @@ def calibrate(worker: Worker, source: str, coverage: float, epsilon: float | Non
         logits, labels = outputs(worker, table)
         by = groups(rule, logits, labels, columns_of(worker, labels), worker.config.dataset.subgroup_floor)
         found |= {"test": by, "notes": not_exchangeable(by, coverage)}
+        if isinstance(rule, LowerBound):
+            by["all"]["all"]["broken"] = float(rule.broken(logits, labels).mean())
         if rule.temperature is not None and noise is None:
             labels = labels.astype(np.int64)
             found["before"] = reliability(logits, labels, 1.0)
             found["after"] = reliability(logits, labels, rule.temperature)
     return found
+
+
+def kind_of(target: Target) -> dict[str, Any]:
+    if target.time_to_event:
+        edges = target.settings.get("edges")
+        return {"kind": "time", "edges": None if edges is None else list(edges)}
+    return {"kind": "classes" if target.has_classes else "number"}
 
 
 def masks_of(worker: Worker, source: str, parts: list[Part]) -> MaskedSum | None:

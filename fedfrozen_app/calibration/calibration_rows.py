@@ -22,7 +22,7 @@ class Part:
     """The rows of one client, or of the server, as the loaded model sees them."""
 
     name: str
-    logits: npt.NDArray[np.float64]  # (rows, classes); of a number its prediction, (rows,)
+    logits: npt.NDArray[np.float64]  # (rows, classes or edges); of a number its prediction, (rows,)
     labels: npt.NDArray[np.int64] | npt.NDArray[np.float64]
     first: npt.NDArray[np.bool_]  # the rows that the temperature is fitted to
     alone: npt.NDArray[np.bool_] | None = None  # one row of each patient or document; None: all rows
@@ -78,6 +78,7 @@ def outputs(worker: Worker, table: object) -> tuple[npt.NDArray[np.float64], npt
     """The model's logits, or its predictions of a number in the labels' own units; and the truth."""
     task = worker.task
     logits = task.all_logits(table)  # type: ignore[arg-type]
-    found = logits if task.target.has_classes else task.predictions(logits)
+    plain = task.target.has_classes or task.target.time_to_event
+    found = logits if plain else task.predictions(logits)
     labels = table.labels.cpu()  # type: ignore[attr-defined]
     return found.double().numpy(), (labels if task.target.has_classes else labels.double()).numpy()

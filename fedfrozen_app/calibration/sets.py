@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,9 @@ class Rule:
             return np.abs(labels - logits)
         return 1 - self.shares(logits)[np.arange(len(labels)), labels]
 
+    def covered(self, logits: Array, labels: Array) -> Array:
+        return np.asarray(self.scores(logits, labels) <= self.threshold)
+
     def shares(self, logits: Array) -> Array:
         return np.asarray(softmax(logits / self.temperature, axis=1))
 
@@ -39,11 +42,19 @@ class Rule:
         return (1 - self.shares(logits) <= self.threshold).sum(axis=1)
 
 
+class Covering(Protocol):
+    """A rule, of whatever kind of target."""
+
+    def covered(self, logits: Array, labels: Array) -> Array: ...
+
+    def sizes(self, logits: Array) -> Array: ...
+
+
 def groups(
-    rule: Rule, logits: Array, labels: Array, columns: Mapping[str, Array], floor: int
+    rule: Covering, logits: Array, labels: Array, columns: Mapping[str, Array], floor: int
 ) -> dict[str, dict[str, Any]]:
     """By column and value: rows, coverage with its 95 % interval, mean size. Small groups are left out."""
-    covered = rule.scores(logits, labels) <= rule.threshold
+    covered = rule.covered(logits, labels)
     sizes = rule.sizes(logits)
     found: dict[str, dict[str, Any]] = {"all": {"all": _group(covered, sizes)}}
     for name, values in columns.items():

@@ -34,6 +34,7 @@ FORMAT = 1
 CAPSULE, LOCK = "capsule.json", "requirements.txt"
 SEAL = "sha256"
 KEPT = ("data.json", "clients.json", "tokenizer.json", "table.json")  # of a run, beside summary and rows
+NOTHING: Mapping[str, bytes] = {}
 EARLIEST = (1980, 1, 1, 0, 0, 0)  # of every entry: the same runs make the same bytes
 
 
@@ -47,10 +48,12 @@ class Made:
     corpora: dict[str, Corpus] = field(default_factory=dict)  # read once for all runs of one dataset
 
 
-def write_capsule(folder: Path, out: Path, about: About, *, trusted: bool = False) -> str:
-    """Write it and return its digest."""
+def write_capsule(
+    folder: Path, out: Path, about: About, *, more: Mapping[str, bytes] = NOTHING, trusted: bool = False
+) -> str:
+    """Write it and return its digest; `more`: further files by their names, such as a page and its rows."""
     comparison = collect([folder])
-    made = Made()
+    made = Made(dict(more))
     runs = [run.folder for group in comparison.groups for run in group.runs]
     names = [run.name for run in runs]
     if len(set(names)) < len(names):

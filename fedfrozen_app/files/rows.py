@@ -34,10 +34,11 @@ STABLE_ROUNDS = 20  # evaluated rounds below which a run is still learning: its 
 
 
 def first_rounds(rows: Iterable[Row]) -> dict[str, int]:
-    """By client: the first round that asked it to train."""
+    """By client: the first round that asked it to train. With pacing a reply may count in a later round, and
+    the row of the earlier one says who was asked."""
     found: dict[str, int] = {}
     for row in rows:
-        for client in row.get("clients", ()):
+        for client in (*row.get("clients", ()), *row.get("virtual_asked", ())):
             found.setdefault(client, row["round"])
     return found
 

@@ -54,9 +54,25 @@ def without_client(rollback: Rollback, folder: Path, *, trusted: bool) -> Compos
         quoted("output_dir", str(folder)),
         "overwrite=false",
         "run_id=null",  # a new one: what sites approved, counted and kept is the old run's
+        *enough_sites(rollback),
     ]
     composed = stored_config(run, words, had, extra, trusted=trusted, trains=True)
     return composed.with_absolute_paths()
+
+
+def enough_sites(rollback: Rollback) -> list[str]:
+    """A run that waits for all its sites would wait for the one that left, too."""
+    config = rollback.summary["config"]
+    if config["runtime"]["name"] != "deployed":
+        return []
+    left = len(rollback.left)
+    wanted = config["runtime"].get("min_nodes") or config.get("num_clients") or 2
+    if not left:
+        raise UserError(
+            f"Nobody is left in {rollback.run} without {rollback.client}: delete its model, and start a new "
+            "run with other sites."
+        )
+    return [f"runtime.min_nodes={left}"] if wanted > left else []
 
 
 def quoted_name(name: str) -> str:

@@ -38,6 +38,12 @@ class Rollback:
         before = self.summary["config"].get("exclude_clients") or []
         return sorted({*map(str, before if isinstance(before, list) else [before]), self.client})
 
+    @property
+    def left(self) -> set[str]:
+        """The clients that remain: registered sites, and all who took part."""
+        sites = read_object(sites_file(self.run)) or {}
+        return {*map(str, sites.values()), *first_rounds(self.rows)} - {*self.excluded}
+
     def cost(self) -> str:
         """What running the rounds again will take, by what they took."""
         rows = self.again

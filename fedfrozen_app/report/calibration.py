@@ -37,12 +37,9 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
                 f"{after['ece']:.3f}, the loss from {before['loss']:.3f} to {after['loss']:.3f}."
             )
         lines.append(f"Temperature {found['temperature']:.4g}, from {of} {rows['temperature']} rows.{change}")
-    what = (
-        f"a class is in the set where 1 - probability is at most {found['threshold']:.4g}"
-        if found["kind"] == "classes"
-        else f"the interval is the prediction plus and minus {found['threshold']:.4g}"
+    lines.append(
+        f"Coverage {found['coverage']:.0%}: {rule_in_words(found)}, from {of} {rows['quantile']} rows."
     )
-    lines.append(f"Coverage {found['coverage']:.0%}: {what}, from {of} {rows['quantile']} rows.")
     if found.get("epsilon") is not None:
         lines.append(
             f"With noise of epsilon {found['epsilon']:g} for each patient or document, which moves the "
@@ -53,8 +50,9 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
             "Each client's sums and counts were masked: only those of all clients together are known."
         )
     if whole:
+        what = "are followed to their bound or beyond" if found["kind"] == "time" else "are covered"
         lines.append(
-            f"On {whole['rows']:,} test rows {whole['coverage']:.1%} are covered (95 %: {whole['low']:.1%} "
+            f"On {whole['rows']:,} test rows {whole['coverage']:.1%} {what} (95 %: {whole['low']:.1%} "
             f"to {whole['high']:.1%}), {size_of(whole, found)}."
         )
     lines.append(
@@ -64,9 +62,29 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
     return [*lines, *found.get("notes", [])]
 
 
+def rule_in_words(found: Mapping[str, Any]) -> str:
+    threshold = f"{found['threshold']:.4g}"
+    if found["kind"] == "classes":
+        return f"a class is in the set where 1 - probability is at most {threshold}"
+    if found["kind"] == "number":
+        return f"the interval is the prediction plus and minus {threshold}"
+    if found.get("edges") is None:
+        return f"the event does not come before {threshold} / exp(score)"
+    return (
+        f"the event does not come before the time at which the cumulative hazard (of each interval log(1 + "
+        f"exp(score)), within it along a line) reaches {threshold}, at most the last edge"
+    )
+
+
 def size_of(one: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     if one["size"] is None:
         return "without bound"
+    if found["kind"] == "time":
+        broken = one["broken"]
+        return (
+            f"{broken:.1%} had the event before it, and the others were censored before it; the mean bound "
+            f"is {one['size']:.4g}"
+        )
     return (
         f"{one['size']:.2f} classes on average" if found["kind"] == "classes" else f"{one['size']:.4g} wide"
     )
@@ -74,7 +92,7 @@ def size_of(one: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 
 def sheets(found: Mapping[str, Any]) -> list[tuple[str, Table]]:
     """One table for each column of the test rows, the least covered group first."""
-    size = "mean set size" if found["kind"] == "classes" else "width"
+    size = {"classes": "mean set size", "time": "mean bound"}.get(found["kind"], "width")
     made = []
     for column, values in (found.get("test") or {}).items():
         if column == "all" or not values:
@@ -117,4 +135,5 @@ def rule_for_export(found: Mapping[str, Any]) -> dict[str, Any]:
     """What a user of the exported model needs."""
     whole = (found.get("test") or {}).get("all", {}).get("all", {})
     keys: Sequence[str] = ("kind", "coverage", "temperature", "threshold", "rows", "notes")
-    return {key: found.get(key) for key in keys} | {"test": whole}
+    timed = {"edges": found.get("edges")} if found["kind"] == "time" else {}
+    return {key: found.get(key) for key in keys} | timed | {"test": whole}

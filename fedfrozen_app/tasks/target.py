@@ -40,6 +40,7 @@ class Target:
     over_pixels: ClassVar[bool] = False  # whether a picture has a prediction for each of its pixels
     by_site: ClassVar[bool] = False  # whether the report has its metrics for each site's test rows
     needs_reference: ClassVar[bool] = False  # whether `site_scores` compares with other rows
+    time_to_event: ClassVar[bool] = False  # whether a label is a time, and whether the event ended it
 
     def __init__(self, settings: Mapping[str, Any] = NOTHING) -> None:
         self.settings = settings

@@ -20,6 +20,7 @@ PAIRS = 2**24  # of rows, that are compared at once
 YES, NO = {"1", "1.0", "true", "yes"}, {"0", "0.0", "false", "no"}
 EVENT, CENSORED = "event", "censored"
 SPAN = np.linspace(0.1, 0.9, 33)  # shares of the events between which curves are scored
+LARGEST = float(np.finfo(np.float64).max)
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Cox(Target):
     headline, title = "c_index", "C-index"
     metric_names = ("c_index",)
     has_classes = fair = per_example = False
-    by_site = needs_reference = True
+    by_site = needs_reference = time_to_event = True
     intercept = False  # a constant cancels: with a bias, rounding noise alone would move it
 
     def outputs(self, classes: Sequence[str]) -> int:
@@ -126,6 +127,14 @@ class Cox(Target):
         time, event = (labels[:, column].cpu().numpy() for column in (0, 1))
         found = brier_of_site(reference.time, reference.event, time, event, survival, reference.times)
         return {"brier": found} if np.isfinite(found) else {}
+
+    def hazard_until(self, logits: np.ndarray, times: np.ndarray) -> np.ndarray:
+        """(rows,): each row's predicted cumulative hazard at its own time, under a baseline hazard of 1."""
+        return np.asarray(np.minimum(times * _exp(logits[:, 0]), LARGEST))
+
+    def time_of_hazard(self, logits: np.ndarray, hazard: float) -> np.ndarray:
+        """(rows,): the inverse, when each row's cumulative hazard reaches this one."""
+        return np.asarray(hazard / _exp(logits[:, 0]))
 
     def names_in(self, label: Any) -> list[str]:
         return []
@@ -222,6 +231,26 @@ class DiscreteTime(Cox):
         curves = [np.interp(reference.times, edges, [1.0, *row]) for row in at_edges]
         return np.array(curves).reshape(len(at_edges), len(reference.times))
 
+    def hazard_until(self, logits: np.ndarray, times: np.ndarray) -> np.ndarray:
+        """Between two edges along a line. Nothing is predicted of what comes after the last edge: who reaches
+        it outlives every hazard."""
+        edges, sums = np.array([0.0, *self._edges]), _hazards(logits)
+        part = np.searchsorted(edges[1:-1], times, side="right")
+        rows = np.arange(len(times))
+        share = (times - edges[part]) / np.diff(edges)[part]
+        found = sums[rows, part] + share * (sums[rows, part + 1] - sums[rows, part])
+        return np.where(times >= edges[-1], LARGEST, found)
+
+    def time_of_hazard(self, logits: np.ndarray, hazard: float) -> np.ndarray:
+        """The last edge where a row's hazard stays below."""
+        edges, sums = np.array([0.0, *self._edges]), _hazards(logits)
+        part = (sums[:, 1:-1] < hazard).sum(axis=1)
+        rows = np.arange(len(sums))
+        steps = sums[rows, part + 1] - sums[rows, part]
+        flat = (sums[rows, part] < hazard).astype(float)
+        share = np.divide(hazard - sums[rows, part], steps, out=flat, where=steps > 0)
+        return np.asarray(edges[part] + np.clip(share, 0.0, 1.0) * np.diff(edges)[part])
+
     def chosen(self, labels: Sequence[Any], dataset: Any) -> dict[str, Any]:
         """The edges as they are given, or such that the intervals have about as many events each."""
         super().chosen(labels, dataset)
@@ -237,6 +266,17 @@ class DiscreteTime(Cox):
                 "[365,730,1095]."
             )
         return {"edges": edges}
+
+
+def _exp(risk: np.ndarray) -> np.ndarray:
+    """Within what a float holds."""
+    return np.exp(np.clip(risk, -700.0, 700.0))
+
+
+def _hazards(logits: np.ndarray) -> np.ndarray:
+    """(rows, edges + 1): the cumulative hazard, minus the logarithm of survival, at 0 and each edge."""
+    each = np.logaddexp(0.0, logits)
+    return np.concatenate([np.zeros((len(each), 1)), each.cumsum(axis=1)], axis=1)
 
 
 def _event(cell: Any, column: str, origin: str) -> int | None:

@@ -313,5 +313,7 @@ def test_other_kinds_of_model_are_refused(tmp_path):
     """Entities: a row has a class for each word."""
     (tmp_path / "train.conll").write_text("Severe B-problem\nmigraine I-problem\n. O\n\n" * 40)
     worker = worker_of("dataset=conll", f"dataset.path={tmp_path}", "num_clients=2", "partition=iid")
-    with pytest.raises(UserError, match="A tokens model cannot be calibrated: only one class or one number"):
+    with pytest.raises(
+        UserError, match="A tokens model cannot be calibrated: only one class, number or time"
+    ):
         check_task(worker)

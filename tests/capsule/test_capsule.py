@@ -311,12 +311,15 @@ def test_the_wheel_has_the_digest_of_its_sources(made, tmp_path):
 
 @pytest.mark.slow
 def test_the_validator_of_ro_crates_finds_nothing(made, tmp_path):
-    """It fetches the context of RO-Crate itself, so that it needs a network."""
+    """It reads the context of RO-Crate from its cache, which `rocrate-validator cache warm` fills over a network
+    once."""
     pytest.importorskip("rocrate_validator", reason="roc-validator is not installed")
     folder = tmp_path / "crate"
     with zipfile.ZipFile(made) as whole:
         whole.extractall(folder)
-    words = ["validate", "-p", "ro-crate-1.1", "-l", "recommended", "--no-paging", str(folder)]
+    words = ["validate", "--offline", "-p", "ro-crate-1.1", "-l", "recommended", "--no-paging", str(folder)]
     code = "from rocrate_validator.cli import cli; cli()"
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    if "HTTP cache" in done.stdout + done.stderr:
+        pytest.skip("roc-validator has no context of RO-Crate: rocrate-validator cache warm")
     assert done.returncode == 0, done.stdout

@@ -81,6 +81,8 @@ def test_the_model_is_that_of_sites_among_which_it_never_was(sites):
     composed = without_client(rollback, sites.folder / "without", trusted=True)
     assert composed.config.exclude_clients == ["north"] and composed.config.start_from is None
     assert composed.config.run_id is None  # a new run, which sites approve and count as one
+    assert rollback.summary["config"]["runtime"]["min_nodes"] == 3
+    assert composed.config.runtime.min_nodes == 2  # it does not wait for the one that left
 
     class NeverThere(SiteGrid):
         def get_node_ids(self):

@@ -13,13 +13,14 @@ OVERFITTED = [
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_rows_of_a_client_that_left_are_no_longer_found(train, tmp_path, capsys):
     run, out = train(*OVERFITTED), tmp_path / "without"
     assert command(["forget", str(run.folder), "--client", "2", "--out", str(out)]) == 0
     found = {}
     for name, folder, client in (("before", run.folder, "2"), ("after", out, "2"), ("still in", out, "0")):
         capsys.readouterr()
-        words = [f"members={client}", "shadow_pairs=4", "shadow_epochs=20"]
+        words = [f"members={client}", "shadow_pairs=2", "shadow_epochs=20"]
         assert command(["audit", str(folder), *words]) == 0
         assert f"Were the rows of client {client}?" in capsys.readouterr().out
         found[name] = json.loads((folder / "audit.json").read_text())["final_model"]
