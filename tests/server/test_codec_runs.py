@@ -48,6 +48,7 @@ def test_the_run_sends_the_bytes_of_the_plan(train, words):
     [
         ("codec=topk", "codec.share=0.1", "strategy=fedper"),
         *slowly(
+            ("codec=int8", "codec.down=int4", "strategy=fedavg"),
             ("codec=int8", "strategy=scaffold", "client=sgd"),
             ("codec=int4", "codec.rotate=true", "strategy=fedfrozen", "strategy.warmup_rounds=1"),
             ("codec=randomk", "participation=0.7", "adapter=lora"),

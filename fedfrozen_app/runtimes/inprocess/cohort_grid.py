@@ -8,7 +8,9 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
+from fedfrozen_app.config.codec_checks import down_codec_of
 from fedfrozen_app.exchange.block import Block
+from fedfrozen_app.exchange.broadcast import with_decoded
 from fedfrozen_app.exchange.messages import Reply, block_replies, read_train, train_reply
 from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.local.client_state import held_at_home, keep_private, kept_arrays, per_client_arrays
@@ -152,6 +154,7 @@ class CohortGrid(InProcessGrid):
                     log.info("Clients train one by one, because %s.", reason)
                 continue
             at_home = held_at_home(self.contexts[message.metadata.dst_node_id], request, sent)
+            sent = with_decoded(down_codec_of(worker.config.codec), request.base, sent, worker.cache)
             base, lacks = worker.cache.complete(request.base, {**at_home, **sent}, verify=False)
             known[content] = None if lacks else (request, base)
             if lacks:
