@@ -26,6 +26,7 @@ from flamby_report import Flamby
 from link_results import CodedLink
 from mask_evidence import NoiseInSum
 from measured import Adapters, Speed, Theory
+from paced_results import PacedStudy
 from text_results import TextBaselines
 from vessels_report import Vessels
 
@@ -435,7 +436,7 @@ class Evidence:
         self.flamby, self.vessels = Flamby(folder), Vessels(folder)
         self.theory, self.adapters, self.speed = Theory(folder), Adapters(folder), Speed(folder)
         self.text, self.conformal = TextBaselines(folder), Conformal(folder)
-        self.codecs, self.coded_link = Codecs(folder), CodedLink(folder)
+        self.codecs, self.coded_link, self.paced = Codecs(folder), CodedLink(folder), PacedStudy(folder)
         listed = folder / "capsules.json"  # by page_capsule.py
         self.capsules = json.loads(listed.read_text()) if listed.exists() else {}
 
