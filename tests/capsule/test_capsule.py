@@ -311,8 +311,7 @@ def test_the_wheel_has_the_digest_of_its_sources(made, tmp_path):
 
 @pytest.mark.slow
 def test_the_validator_of_ro_crates_finds_nothing(made, tmp_path):
-    """It reads the context of RO-Crate from its cache, which `rocrate-validator cache warm` fills once, by
-    network."""
+    """RO-Crate's context comes from its cache, which `rocrate-validator cache warm` fills over a network."""
     pytest.importorskip("rocrate_validator", reason="roc-validator is not installed")
     folder = tmp_path / "crate"
     with zipfile.ZipFile(made) as whole:

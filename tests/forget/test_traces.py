@@ -20,9 +20,9 @@ def test_the_rows_of_a_client_that_left_are_no_longer_found(train, tmp_path, cap
     found = {}
     for name, folder, client in (("before", run.folder, "2"), ("after", out, "2"), ("still in", out, "0")):
         capsys.readouterr()
-        words = [f"members={client}", "shadow_pairs=2", "shadow_epochs=20"]
+        words = [f"members={client}", "shadow_pairs=1", "shadow_epochs=20"]
         assert command(["audit", str(folder), *words]) == 0
-        assert f"Were the rows of client {client}?" in capsys.readouterr().out
+        assert f"Were the rows of client {client}?" in " ".join(capsys.readouterr().out.split())
         found[name] = json.loads((folder / "audit.json").read_text())["final_model"]
     print(json.dumps(found, indent=1))
     for attack in ("loss", "shadow"):
