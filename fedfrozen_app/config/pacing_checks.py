@@ -15,7 +15,8 @@ def check_pacing(config: Config) -> None:
         return
     if config.runtime.name == "deployed":
         raise UserError(
-            f"pacing={pacing.name} is made for simulated clients, and not for runtime=deployed: {SYNCHRONOUS}."
+            f"pacing={pacing.name} is made for simulated clients, and not for runtime=deployed: "
+            f"{SYNCHRONOUS}."
         )
     if config.runtime.name == "flower":
         _check_real_time(config)
