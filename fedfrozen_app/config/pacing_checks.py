@@ -13,7 +13,12 @@ def check_pacing(config: Config) -> None:
     pacing = config.pacing
     if pacing.name == "synchronous":
         return
-    if config.runtime.name in ("flower", "deployed"):
+    if config.runtime.name == "deployed":
+        raise UserError(
+            f"pacing={pacing.name} is made for simulated clients, and not for runtime=deployed: "
+            f"{SYNCHRONOUS}."
+        )
+    if config.runtime.name == "flower":
         _check_real_time(config)
     elif config.clock.name == "none":
         raise UserError(

@@ -6,7 +6,7 @@ says of single updates. Of its arrays only those count that round r still shares
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,12 +34,12 @@ class LateSum:
         by_role = sum((one.by_role for one in uploads), Counter[str]())
         return cls(replace(result, spent={}), Upload(by_role, sum(one.size for one in uploads)))
 
-    def aged(self, weight: float, shared: Collection[str]) -> MaskedResult:
-        """As it enters the mean."""
+    def aged(self, weight: float, shared: Sequence[str]) -> MaskedResult:
+        """As it enters the mean. Sums go by the order of `shared`, because a checkpoint has another."""
         sums = self.result.sums
         if sums is None:
             return self.result
-        kept = {name: value for name, value in sums.arrays.items() if name in shared}
+        kept = {name: sums.arrays[name] for name in shared if name in sums.arrays}
         scaled = [value for name, value in kept.items() if is_parameter(name)]
         if scaled and weight != 1:
             torch._foreach_mul_(scaled, weight)

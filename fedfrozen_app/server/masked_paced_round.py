@@ -57,7 +57,7 @@ class MaskedPacedRound(PacedRound):
         late = self.pacing.sums.pop(used.client)
         self.record.traffic.arrived(used.client, late.upload)
         weight = self.pacing.weight(self.number - used.version)
-        self.record.take_masked(late.aged(weight, set(self.request.sent_names)))
+        self.record.take_masked(late.aged(weight, self.request.sent_names))
 
 
 def _first(cohort: Sequence[Assignment]) -> Assignment | None:

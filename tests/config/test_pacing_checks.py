@@ -16,6 +16,7 @@ MASKED = (*BUFFERED, "secure_aggregation=on")
     ("words", "sentence"),
     [
         (("pacing=buffered",), "pacing=buffered goes by the virtual time at which clients reply: add clock="),
+        (("pacing=buffered", "runtime=deployed"), "and not for runtime=deployed: use pacing=synchronous."),
         (
             (*DEADLINE, "runtime=flower"),
             "the real time of nodes with runtime=flower, and clock=profiles by a",

@@ -33,13 +33,14 @@ class Replay(Pacer):
     def run_round(self, number, population, ask):
         found = self.rows[number]["pacing"]
         closed = ClosedRound(asked=list(ask(found["asked"], self.now)))
-        self.at_work |= {one.client: one for one in closed.asked}
+        fresh, late = {one.client: one for one in closed.asked}, self.at_work
+        self.at_work = late | fresh  # whose late reply is in may have been asked again since
         for kind in ("used", "dropped"):
             for client, age in found[kind]:
-                one = self.at_work.pop(client) if age else next(o for o in closed.asked if o.client == client)
-                if not age:
-                    self.at_work.pop(client, None)
+                one = (late if age else fresh)[client]
                 getattr(closed, kind).append(one)
+                if self.at_work[client] is one:
+                    del self.at_work[client]
         assert sorted(self.at_work) == sorted(found["at_work"])
         return closed
 
