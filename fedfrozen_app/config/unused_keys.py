@@ -101,8 +101,8 @@ def _unmet(need: Needs, resolved: Mapping[str, Any]) -> str:
             return ""  # what others bring may use any key
         states.append((f"{CHOSEN.get(key, key)}={value}", value))
     # Of two keys one that chooses nothing explains nothing.
-    told = [state for state, value in states if value != "none"] or [states[0][0]]
-    return " and ".join(told)
+    shown = [state for state, value in states if value != "none"] or [states[0][0]]
+    return " and ".join(shown)
 
 
 def _value(key: str, resolved: Mapping[str, Any]) -> str:

@@ -176,7 +176,7 @@ def test_a_resumed_run_goes_on_with_its_bound(train, monkeypatch, words):
     )
     whole = train(*more, *words, folder="whole")
     clips = [row["secure"]["clip"] for row in whole.rows[1:]]
-    assert all(row["clients_failed"] == 0 for row in whole.rows)
+    assert all(row["clients_failed"] == 0 for row in whole.rows[1:])
     for row, clip, after in zip(whole.rows[1:], clips, [*clips[1:], None], strict=True):
         assert row["secure"]["next_clip"] == (after or row["secure"]["next_clip"])
         wanted = min(clip * math.exp(-0.2 * (row["secure"]["within"] - 0.5)), 0.5)
