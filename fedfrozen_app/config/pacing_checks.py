@@ -74,6 +74,7 @@ def _check_masked(config: Config) -> None:
         "secure_aggregation.choices=groups": secure.choices == "groups",
         "secure_aggregation.noise=sum": secure.noise == "sum",
         "secure_aggregation.renew": secure.renew is not None,
+        "secure_aggregation.quantile": secure.quantile is not None,
     }
     for words in (words for words, is_set in others.items() if is_set):
         raise UserError(

@@ -69,8 +69,9 @@ class LateSum:
         sums, known = None, state["sums"]
         if known is not None:
             figures = {name: (mean, examples) for name, (mean, examples) in known["figures"].items()}
-            scalars = [known[key] for key in SCALARS]
-            sums = Sums(*scalars, arrays, dict(known["weights"]), dict(known["squares"]), figures)
+            scalars = {key: known[key] for key in SCALARS}
+            weights, squares = dict(known["weights"]), dict(known["squares"])
+            sums = Sums(**scalars, arrays=arrays, weights=weights, squares=squares, figures=figures)
         plain = {key: state[key] for key in ("failures", "problem", "roster", "error")}
         upload = Upload(Counter(state["upload"]["by_role"]), state["upload"]["size"])
         return cls(MaskedResult(sums=sums, **plain), upload)

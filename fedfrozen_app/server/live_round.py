@@ -137,12 +137,14 @@ class LiveRound(PacedRound):
             request, model = foundation.add_to(asked.request, asked.model)
             flight.asked = asked._replace(request=request, model=model)
             names = connection.membership.ledger.missing(asked.client, request.base)
-            return self._send_again(flight, names)
+            self._send_again(flight, names)
+            return None
         lacks = [] if isinstance(reply, str) or reply.request != asked.request.digest else reply.lacks
         if lacks and flight.sent_again < 2:  # first what it lacks; then all, which works without a cache
             names = [name for name in asked.request.base if flight.sent_again or name in lacks]
             log.info("Client %s lacks %s.", asked.client, counted(len(lacks), "array"))
-            return self._send_again(flight, names)
+            self._send_again(flight, names)
+            return None
         declared = declared_metrics(asked.request, self.strategy.client_metric_names())
         return reply_check.check(connection, asked, reply, declared)
 

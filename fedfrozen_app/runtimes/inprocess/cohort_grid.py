@@ -154,8 +154,8 @@ class CohortGrid(InProcessGrid):
                     log.info("Clients train one by one, because %s.", reason)
                 continue
             at_home = held_at_home(self.contexts[message.metadata.dst_node_id], request, sent)
-            sent = with_decoded(down_codec_of(worker.config.codec), request.base, sent, worker.cache)
-            base, lacks = worker.cache.complete(request.base, {**at_home, **sent}, verify=False)
+            decoded = with_decoded(down_codec_of(worker.config.codec), request.base, sent, worker.cache)
+            base, lacks = worker.cache.complete(request.base, {**at_home, **decoded}, verify=False)
             known[content] = None if lacks else (request, base)
             if lacks:
                 continue
