@@ -32,7 +32,7 @@ class Downloads:
     def begin(
         self, number: int, base: Iterable[str], trained: Collection[str], arrays: Mapping[str, Tensor]
     ) -> None:
-        """What a round broadcasts of these names: server/broadcast.py says which are coded."""
+        """What a round broadcasts of these names: server/coded_broadcast.py says which are coded."""
         for name in base:
             known = self._sent.get(name)
             same = known is not None and self._changed.get(name, 0) < known[-1]

@@ -47,7 +47,7 @@ from fedfrozen_app.run.samples import write_samples
 from fedfrozen_app.run.score_by_site import write_site_scores
 from fedfrozen_app.run.virtual_time import virtual_time
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
-from fedfrozen_app.server.broadcast import Broadcast
+from fedfrozen_app.server.coded_broadcast import Broadcast
 from fedfrozen_app.server.connection import Connection
 from fedfrozen_app.server.earlier_sums import EarlierSums
 from fedfrozen_app.server.hooks import (

@@ -13,7 +13,7 @@ from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.exchange.role import Role
 from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
-from fedfrozen_app.server.broadcast import Broadcast
+from fedfrozen_app.server.coded_broadcast import Broadcast
 from fedfrozen_app.server.connection import connect
 from fedfrozen_app.server.optimizer import make_optimizer
 

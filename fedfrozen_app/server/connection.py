@@ -11,7 +11,7 @@ from fedfrozen_app.config import CodecConfig
 from fedfrozen_app.exchange.role import Role
 from fedfrozen_app.secure.certified import Shown
 from fedfrozen_app.secure.round_keys import Trust
-from fedfrozen_app.server.broadcast import Broadcast
+from fedfrozen_app.server.coded_broadcast import Broadcast
 from fedfrozen_app.server.foundation import Foundation
 from fedfrozen_app.server.lateness import Lateness
 from fedfrozen_app.server.membership import Invitation, Membership

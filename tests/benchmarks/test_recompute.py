@@ -34,11 +34,11 @@ def computed(recompute, kept):
 
 
 @pytest.fixture
-def copy(tmp_path):
+def copy(recompute, tmp_path):
     """The pages, to be changed."""
     for name in ("docs/results", "docs/figures"):
         shutil.copytree(ROOT / name, tmp_path / name)
-    for name in ("README.md", "docs/methods.md", "docs/privacy-results.md", "docs/data-text.md"):
+    for name in {page for page, _ in recompute.SECTIONS.values()}:
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 

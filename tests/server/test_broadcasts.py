@@ -16,7 +16,7 @@ from fedfrozen_app.exchange.broadcast import (
 from fedfrozen_app.exchange.cache import Cache
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.exchange.train_request import TrainRequest, read_train_request
-from fedfrozen_app.server.broadcast import Broadcast
+from fedfrozen_app.server.coded_broadcast import Broadcast
 
 INT8 = ("int8", {"block": 8, "rotate": False})
 NAMES = ("a", "b")

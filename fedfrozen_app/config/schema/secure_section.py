@@ -36,7 +36,7 @@ class SecureAggregationConfig:
     )
     bits: int = setting(
         32,
-        "Of every number that travels: 8, 12, 16, 24 or 32; see [Codecs](codecs.md#inside-masked-sums)",
+        "Of every number that travels: 8, 12, 16, 24 or 32; see [Masked sums of few bits](masked-bits.md)",
         least=8,
         most=32,
     )
