@@ -221,14 +221,14 @@ def test_a_client_that_holds_them_is_not_sent_them_again(control):
 def test_carried_arrays_are_checkpointed_under_their_name(control):
     from types import SimpleNamespace
 
-    from fedfrozen_app.config import CodecConfig
+    from fedfrozen_app.config import CodecConfig, SecureAggregationConfig
     from fedfrozen_app.server.state import arrays_to_keep, restore
 
     strategy, _ = run(Controlled, 1, app=control, warmup_rounds=1)
     arrays = arrays_to_keep(strategy)
     assert sorted(arrays) == ["carried/c/head", "carried/c/query"]
     named = {"strategy": {"name": "controlled"}, "server_optimizer": {"name": "none"}}
-    config = SimpleNamespace(**named, codec=CodecConfig())
+    config = SimpleNamespace(**named, codec=CodecConfig(), secure_aggregation=SecureAggregationConfig())
     start = checkpoint.Checkpoint(1, {"strategy": {"name": "controlled"}}, [], {}, {}, strategy=arrays)
     again = Controlled(strategy.federation, strategy.settings)
     again.model = strategy.model
