@@ -1,12 +1,13 @@
 """What the pages state of benchmarks/paced.py, computed from its rows."""
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 from cells import read, table
 from paced_tables import UPLINKS, USUAL, at_uplink, group, hours, ratio, target_of, time_to
 
-NAME, STUDY = "paced.jsonl", "cifar10"
+NAME, STUDY, NVFLARE_LINK = "paced.jsonl", "cifar10", 0.8
 METHODS = {"fedavg": "FedAvg", "fedfrozen": "FedFrozen", "lora": "LoRA"}
 PACINGS = ("synchronous", "deadline", "buffered")
 Times = dict[int, tuple[float | None, float | None]]  # by seed
@@ -69,3 +70,35 @@ class PacedStudy:
                 lines.append([*shares, ratio(whole), ratio(until)])
         head = ["method", "bytes up saved", "uplink", "the same rounds", "until the lower target of both"]
         return table(head, lines)
+
+    def buffered_links(self) -> str:
+        """Synchronous over buffered at every uplink; a synchronous run's times at others are computed."""
+        lines = []
+        for method, title in METHODS.items():
+            plain, cells = self.of(method, "synchronous"), list[str]()
+            for uplink in UPLINKS:
+                own, times = self.runs.get((STUDY, method, "buffered", uplink), {}), Times()
+                for seed in sorted(own.keys() & plain.keys()):
+                    target, before = target_of(plain[seed]), at_uplink(plain[seed], uplink)
+                    times[seed] = time_to(before, target), time_to(own[seed]["curve"], target)
+                cells.append(ratio(times))
+            lines.append([title, *cells])
+        return table(["method", *(f"{uplink:g} Mbit/s" for uplink in UPLINKS)], lines)
+
+    def nvflare(self) -> str:
+        """NVFLARE's setting: ten synchronous rounds, and as many updates one at a time."""
+        lines = []
+        for pacing in ("synchronous", "buffered"):
+            own = self.runs.get(("nvflare", "fedavg", pacing, NVFLARE_LINK), {})
+            scores = [100 * row["score"] for row in own.values()]
+            minutes = [row["virtual_seconds"] / 60 for row in own.values()]
+            lines.append([pacing, str(len(own)), spread(scores, 1), spread(minutes, 0)])
+        head = ["pacing", "seeds", "accuracy (lowest to highest)", "virtual minutes (lowest to highest)"]
+        return table(head, lines)
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    if not values:
+        return "-"
+    mean, low, high = statistics.fmean(values), min(values), max(values)
+    return f"{mean:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
