@@ -87,5 +87,9 @@ class Codecs:
         return min(len(own) for (name, _, way), own in self.by.items() if name == study and way in UNMASKED)
 
     @property
+    def masked_seeds(self) -> int:
+        return min(len(own) for (_, _, way), own in self.by.items() if way.startswith("masked"))
+
+    @property
     def masked(self) -> bool:
         return any(way.startswith("masked") for _, _, way in self.by)
