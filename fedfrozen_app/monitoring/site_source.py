@@ -16,6 +16,7 @@ from fedfrozen_app.monitoring.audit_tail import AuditTail
 from fedfrozen_app.monitoring.families import ALLOWED, SITE, Collected
 from fedfrozen_app.monitoring.machine import Machine
 from fedfrozen_app.monitoring.site_parts import Parts
+from fedfrozen_app.sites.clock_offset import last_offset
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.link import Contact, SuperNodeClient
 from fedfrozen_app.sites.policy import Policy
@@ -72,12 +73,13 @@ class SiteSource:
                     self._contact = now, client.contact(PATIENCE)
             except (httpx.HTTPError, OSError, UserError, KeyError, ValueError):
                 pass  # it is being started, or does not answer: the age of its last answer says so
+        # The SuperNode's own note: where the clock is wrong the server refuses it, and it does not stay up.
+        found.add("fedfrozen_site_clock_offset_seconds", last_offset(kit.meeting))
         if self._contact is None or now - self._contact[0] > REMEMBERED:
             return
         contact = self._contact[1]
         if contact.answered is not None:
             found.add("fedfrozen_site_server_silence_seconds", now - contact.answered)
-        found.add("fedfrozen_site_clock_offset_seconds", contact.link.get("clock"))
         found.add("fedfrozen_site_link_delay_seconds", contact.link.get("delay"))
         for way, speed in contact.link.get("speed", {}).items():
             found.add("fedfrozen_site_link_bytes_per_second", speed, way=way)

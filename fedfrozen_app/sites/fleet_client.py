@@ -33,6 +33,7 @@ from fedfrozen_app.core.flower_internals import (
     SendNodeHeartbeatResponse,
     use_fleet_client,
 )
+from fedfrozen_app.sites.clock_offset import ClockFile
 from fedfrozen_app.sites.inbox import Inbox
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.link import NAME, Contact, Patience
@@ -120,6 +121,7 @@ class SiteConnection:
     note: Note  # of the SuperNode's state, for the watchdog
     patience: Patience
     size: MessageSize
+    clock: ClockFile
 
     def report(self, state: str) -> None:
         self.note.write(state, self.kit.limits.transfer)
@@ -151,7 +153,9 @@ class SiteFleetClient(FleetHttpClient):
 
     @classmethod
     def read_clock(cls, response: httpx.Response) -> None:
-        cls.connection.contact.meter.read_date(response.headers.get("date"))
+        offset = cls.connection.contact.meter.read_date(response.headers.get("date"))
+        if offset is not None:
+            cls.connection.clock.note(offset)
 
     def _unary_unary(self, **request: Any) -> Any:
         try:
@@ -221,6 +225,7 @@ class SiteFleetClient(FleetHttpClient):
 def use_client_of(kit: Kit, contact: Contact, inbox: Inbox) -> None:
     """Let Flower use the client of this kit."""
     patience, size = Patience(kit.limits.transfer), MessageSize()
-    site = SiteConnection(kit, contact, inbox, Note(kit.meeting, NAME), patience, size)
+    note, clock = Note(kit.meeting, NAME), ClockFile(kit.meeting)
+    site = SiteConnection(kit, contact, inbox, note, patience, size, clock)
     inbox.sign_of_life = partial(site.report, "waiting for the executor")
     use_fleet_client(type("KitFleetClient", (SiteFleetClient,), {"connection": site}))

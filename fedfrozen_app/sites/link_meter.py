@@ -37,14 +37,15 @@ class LinkMeter:
         """The server was asked for messages: the smallest request there is."""
         self._delay = seconds
 
-    def read_date(self, date: str | None) -> None:
+    def read_date(self, date: str | None) -> float | None:
         """The Date of an answer, from its proxy: compared with this machine's clock, to a second."""
         if date is None:
-            return
+            return None
         try:
             self._clock = time.time() - parsedate_to_datetime(date).timestamp()
         except ValueError:  # a header that is no date says nothing of the clock
-            return
+            return None
+        return self._clock
 
     def to_json(self) -> dict[str, Any]:
         now = time.monotonic()
