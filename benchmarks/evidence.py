@@ -19,6 +19,7 @@ import public_numbers
 import regimes
 import safl
 import safl_report
+from alerts_results import TwelveAlerts
 from cells import LAST, Difference, Row, mean_of_last, paired, read, table
 from codecs_report import Codecs
 from conformal_results import Conformal
@@ -436,6 +437,7 @@ class Evidence:
         self.flamby, self.vessels = Flamby(folder), Vessels(folder)
         self.theory, self.adapters, self.speed = Theory(folder), Adapters(folder), Speed(folder)
         self.text, self.conformal = TextBaselines(folder), Conformal(folder)
+        self.alerts = TwelveAlerts(folder)
         self.codecs, self.coded_link, self.paced = Codecs(folder), CodedLink(folder), PacedStudy(folder)
         listed = folder / "capsules.json"  # by page_capsule.py
         self.capsules = json.loads(listed.read_text()) if listed.exists() else {}

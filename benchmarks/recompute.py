@@ -37,6 +37,7 @@ SECTIONS = {  # a template, and the two marks of a page between which its text g
     "text.md": ("docs/data-text.md", "text figures"),
     "link.md": ("docs/codecs.md", "link"),
     "capsules.md": ("docs/capsule.md", "capsules"),
+    "alerts.md": ("docs/monitoring.md", "alerts"),
 }
 STAMP = "fedfrozen-rows"  # the text chunk of a picture
 # What a template must not hold as a literal: an interval, a signed decimal, a decimal in percent or points.
