@@ -25,6 +25,7 @@ WAYS = {
     "masked12": "masked, 12 bits",
     "masked8": "masked, 8 bits",
 }
+LINK = 10e6  # bits a second
 UNMASKED = ("float32", "float16", "int8", "int4", "int4-rotated", "top10", "top1")
 HEAD = ["data", "method", "upload", "seeds", "score", "less 32 bits, paired", "bytes up, of 32 bits"]
 
@@ -87,9 +88,48 @@ class Codecs:
         return min(len(own) for (name, _, way), own in self.by.items() if name == study and way in UNMASKED)
 
     @property
+    def summed(self) -> bool:
+        return any(row["kind"] == "sum" for row in self.rows)
+
+    def sums(self) -> str:
+        """Masked sums by cohort and bits, medians over the repeats."""
+        found: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        for row in self.rows:
+            if row["kind"] == "sum":
+                found.setdefault((row["cohort"], row["bits"]), []).append(row)
+        lines = []
+        for (cohort, bits), own in sorted(found.items(), key=lambda one: (one[0][0], -one[0][1])):
+            client, server = (
+                statistics.median(row[f"{who}_seconds"] for row in own) for who in ("client", "server")
+            )
+            upload = statistics.median(upload_ratio(row) for row in own)
+            exact = "yes" if all(row["exact"] for row in own) else "NO"
+            share, repeats = f"{own[0]['of_float32']:.3f}", str(len(own))
+            lines.append(
+                [
+                    str(cohort),
+                    str(bits),
+                    repeats,
+                    exact,
+                    share,
+                    f"{client:.2f}",
+                    f"{server:.1f}",
+                    f"{upload:.2f}",
+                ]
+            )
+        head = ["clients", "bits", "sums", "exact", "bytes, of float32", "seconds of a client"]
+        return table([*head, "of the server", "an upload, of plain float32"], lines)
+
+    @property
     def masked_seeds(self) -> int:
         return min(len(own) for (_, _, way), own in self.by.items() if way.startswith("masked"))
 
     @property
     def masked(self) -> bool:
         return any(way.startswith("masked") for _, _, way in self.by)
+
+
+def upload_ratio(row: dict[str, Any]) -> float:
+    """Seconds of masking and sending an update over a link, over those of sending plain float32."""
+    seconds = 8 * row["bytes"] / LINK
+    return (row["client_seconds"] + seconds) / (seconds / row["of_float32"])
