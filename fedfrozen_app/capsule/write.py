@@ -7,7 +7,7 @@ import shlex
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ def write_capsule(
         raise UserError(f"Two runs below {folder} have folders of the same name: give a folder of one sweep.")
     for run in runs:
         add_run(made, run, trusted=trusted)
+    comparison = comparison_of(made.files, comparison)
     with tempfile.TemporaryDirectory(prefix="capsule") as work:
         wheel = environment.build_wheel(Path(work))
         made.files[wheel.name] = wheel.read_bytes()
@@ -78,6 +79,18 @@ def write_capsule(
         "left_out": {path.name: why for path, why in comparison.left_out},
     }
     return pack(made, record, out, about)
+
+
+def comparison_of(files: Mapping[str, bytes], original: Comparison) -> Comparison:
+    """Of the runs as the capsule has them: a reader has no others to compute the table from, and the order of
+    their settings, which labels and rows follow, is not that of the originals."""
+    with tempfile.TemporaryDirectory(prefix="capsule") as work:
+        for name, content in files.items():
+            if name.startswith("runs/"):
+                path = Path(work, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+        return replace(collect([Path(work, "runs")]), left_out=original.left_out)
 
 
 def add_run(made: Made, run: Path, *, trusted: bool) -> None:

@@ -15,10 +15,13 @@ from packaging.requirements import Requirement
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.capsule import environment
 from fedfrozen_app.capsule.claims import again
+from fedfrozen_app.capsule.crate import About
 from fedfrozen_app.capsule.environment import sources_of_wheel
 from fedfrozen_app.capsule.opened import open_capsule
 from fedfrozen_app.capsule.places import Place, files_of, portable_words
 from fedfrozen_app.capsule.rerun import configured, sampled
+from fedfrozen_app.capsule.tampering import inner_problems
+from fedfrozen_app.capsule.write import write_capsule
 from fedfrozen_app.core.bundles import source_digest
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.strict import hash_of
@@ -322,3 +325,16 @@ def test_the_validator_of_ro_crates_finds_nothing(made, tmp_path):
     if "HTTP cache" in done.stdout + done.stderr:
         pytest.skip("roc-validator has no context of RO-Crate: rocrate-validator cache warm")
     assert done.returncode == 0, done.stdout
+
+
+def test_settings_of_several_keys_are_one_table_for_writer_and_reader(tmp_path):
+    """Labels and rows follow the settings' order, which a packed summary does not keep."""
+    sweep = tmp_path / "sweep"
+    for name, words in {
+        "one": ["client.lr=0.01", "client.local_epochs=1"],
+        "two": ["partition.alpha=1"],
+    }.items():
+        assert command([*WORDS, "num_rounds=1", *words, f"output_dir={sweep / name}"]) == 0
+    digest = write_capsule(sweep, tmp_path / "paper.zip", About("Two", "Somebody", "MIT", "2026-01-01"))
+    opened = open_capsule(tmp_path / "paper.zip", tmp_path / "opened", digest)
+    assert opened.problems == [] and inner_problems(opened) == []
