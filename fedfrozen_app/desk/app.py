@@ -28,7 +28,7 @@ from fedfrozen_app.exchange.proposal import HASH
 from fedfrozen_app.report.console import human_bytes
 from fedfrozen_app.sites import decide
 from fedfrozen_app.sites.approval import Approvals, Asked
-from fedfrozen_app.sites.history import past_runs, spending
+from fedfrozen_app.sites.history import past_runs, rule_refusals, spending
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.limits import LIMITS, set_limit
 from fedfrozen_app.sites.policy import Policy
@@ -109,7 +109,8 @@ class Desk:
         site = self.site()
         found = [one for one in (summary(site, asked) for asked in site.approvals.asked()) if one["decision"]]
         found.sort(key=lambda one: one["decision"].time, reverse=True)
-        return self.render("decided.html", site=site.kit.name, found=found)
+        by_rules = rule_refusals(site.entries)[:A_PAGE]
+        return self.render("decided.html", site=site.kit.name, found=found, by_rules=by_rules)
 
     def proposal(self, request: Request) -> str:
         site = self.site()

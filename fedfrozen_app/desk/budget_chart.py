@@ -1,5 +1,6 @@
 """Epsilon spent over time, as the numbers of a drawing that the server makes: the page runs no script."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,7 +9,8 @@ from fedfrozen_app.sites.history import Spent
 
 WIDTH, HEIGHT = 400, 190  # of the drawing, in its own units
 LEFT, RIGHT, TOP, BOTTOM = 40, 392, 22, 160
-TICKS = 4
+MOST_STEPS = 5  # of the axis of epsilon
+ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)  # times a power of ten: the steps that people read at once
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,14 @@ def budget_chart(spent: Sequence[Spent], limit: float) -> Chart | None:
             for time, one in zip(times, spent, strict=True)
         ],
         y(limit),
-        [(y(top * n / TICKS), f"{top * n / TICKS:.3g}") for n in range(TICKS + 1)],
+        [(y(tick), f"{tick:g}") for tick in round_ticks(top)],
         spent[0].time[:10],
         spent[-1].time[:10],
     )
+
+
+def round_ticks(top: float) -> list[float]:
+    """From 0 up to `top`, a few round numbers apart from each other."""
+    power = 10.0 ** math.floor(math.log10(top / MOST_STEPS))
+    step = next(power * factor for factor in ROUND if power * factor * MOST_STEPS >= top * (1 - 1e-9))
+    return [round(n * step, 12) for n in range(int(top / step + 1e-9) + 1)]

@@ -1,5 +1,6 @@
 """What the page of one request says: who asks, what would train, what is read, what leaves, what it costs."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,11 @@ from fedfrozen_app.sites.survey import Survey
 from fedfrozen_app.sites.verdict import verdict
 from fedfrozen_app.sites.views import View
 
-COLUMNS = ("text_column", "image_column", "prompt_column", "answer_column", "label_column", "unit_column")
+COLUMNS = (
+    *("text_column", "image_column", "prompt_column", "answer_column", "label_column"),
+    *("time_column", "event_column", "unit_column"),
+)
+TABLE = "table.columns"  # in a list of what differs: the names alone, before their levels and scales
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,7 @@ def values_of(site: Site, asked: Asked, counts: Counts) -> dict[str, Any]:
         "bundle": bundle,
         "data": view,
         "columns": columns_of(view),
+        "table_columns": table_columns(proposal, site.policy),
         "count": count,
         "survey": survey,
         "findings": findings,
@@ -113,6 +119,12 @@ def columns_of(view: View | None) -> list[tuple[str, str]]:
     if view is None:
         return []
     return [(key, getattr(view, key)) for key in COLUMNS if getattr(view, key) is not None]
+
+
+def table_columns(proposal: Any, policy: Policy) -> list[tuple[str, bool]]:
+    """Of a run over a table: the columns that it reads, and whether the policy forbids each."""
+    table = proposal.table if isinstance(proposal, Proposal) else None
+    return [] if table is None else [(name, name in policy.forbidden_columns) for name in table.columns]
 
 
 def parts_of(survey: Survey, policy: Policy) -> list[tuple[str, int, float, bool]]:
@@ -149,9 +161,16 @@ def diff_of(site: Site, asked: Asked) -> dict[str, Any] | None:
     if before is None or before.proposal is None or asked.proposal is None:
         return None
     decision = site.approvals.decision(before.hash)
-    found = changes(before.proposal.plain, asked.proposal.plain)
     return {
         "run": name_of(before),
         "time": "" if decision is None else decision.time,
-        "rows": [(one.key, shown(one.before), shown(one.after)) for one in found],
+        "rows": diff_rows(before.proposal.plain, asked.proposal.plain),
     }
+
+
+def diff_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(key, before, after). Columns of a table come first by their names, and last by how they are read."""
+    names = [sorted(one.get("table", {}).get("columns", {})) for one in (before, after)]
+    found = sorted(changes(before, after), key=lambda one: one.key.startswith("table."))
+    first = [(TABLE, *map(shown, names))] if names[0] != names[1] else []
+    return [*first, *((one.key, shown(one.before), shown(one.after)) for one in found)]

@@ -60,6 +60,7 @@ from fedfrozen_app.server.hooks import (
     WorkersAlive,
 )
 from fedfrozen_app.server.optimizer import make_optimizer
+from fedfrozen_app.server.round_traces import round_traces
 from fedfrozen_app.server.state import restore
 
 log = logging.getLogger(__name__)
@@ -162,6 +163,7 @@ def assemble(
         *privacy_spent(job.config, start.history),
         saver,
         metrics,
+        *round_traces(connection, job.folder.name),
     ]
     shown = [ShowProgress(progress)] if job.shown else []
     hooks += [*shown, tracking, evaluation.DrawLabels(worker, job.folder), SomebodyTakesPart(job.folder)]

@@ -39,6 +39,7 @@ from fedfrozen_app.core.flower_internals import (
     push_task_output,
 )
 from fedfrozen_app.core.logs import hide, logs_of, prepare_logging
+from fedfrozen_app.core.tracing import add_span, span, start_tracing
 from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.files.disk import waiting_for_room
 from fedfrozen_app.sites import manifest
@@ -162,7 +163,7 @@ class Rest:
 
 def handle_task(kit: Kit, handler: RequestHandler, token: str, note: Note) -> None:
     """One task: receive its message, send the reply. A SuperNode that restarts asks again."""
-    limits = kit.limits
+    limits, began = kit.limits, time.time_ns()
     note.write("pulling", limits.transfer, now=True)
     with TaskClient(kit, token, note) as client:
         pulse = Pulse(client, note)
@@ -176,18 +177,21 @@ def handle_task(kit: Kit, handler: RequestHandler, token: str, note: Note) -> No
                 push_task_output(client, None, SubStatus.FAILED, "The message did not come whole.")
                 return
             logs_of(**subject_of(message))  # also of the threads beside this one
-            note.write("working", limits.training, idle=limits.idle, now=True)
-            rest = Rest(kit, note, pulse)
-            rest.before_work()
-            with waiting_for_room(rest):
-                reply = handler.handle(message, context, bundle_of(fab))
-            in_time_of(message, reply)
-            note.write("pushing", limits.transfer, now=True)
-            if pulse.dropped:
-                log.warning("A reply was dropped: the server no longer waits for it.")
-                return
-            push_message(client, reply, context)
-            push_task_output(client, context, SubStatus.COMPLETED, "")
+            with handler.traced("task", message, began):
+                add_span("receive", began)
+                note.write("working", limits.training, idle=limits.idle, now=True)
+                rest = Rest(kit, note, pulse)
+                rest.before_work()
+                with waiting_for_room(rest):
+                    reply = handler.handle(message, context, bundle_of(fab))
+                in_time_of(message, reply)
+                note.write("pushing", limits.transfer, now=True)
+                if pulse.dropped:
+                    log.warning("A reply was dropped: the server no longer waits for it.")
+                    return
+                with span("send"):
+                    push_message(client, reply, context)
+                    push_task_output(client, context, SubStatus.COMPLETED, "")
         except (httpx.HTTPError, ObjectPushError, RunNotRunningException) as error:
             log.warning("A message could not be finished (%s): its SuperNode or its run is gone.", error)
         finally:
@@ -223,6 +227,7 @@ def main(arguments: list[str]) -> None:
     prepare_logging()  # again: Flower has brought handlers of its own
     logs_of(site=kit.name)
     hide(kit.match_key)
+    start_tracing("site")
     try:
         manifest.check(kit.folder)
         with alone(kit):

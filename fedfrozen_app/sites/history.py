@@ -32,6 +32,28 @@ class Spent:
     epsilon: float
 
 
+@dataclass
+class RuleRefusal:
+    """Requests that the site refused without asking a person, of one run and for one reason."""
+
+    run: str
+    reason: str
+    times: int = 0
+    last: str = ""
+
+
+def rule_refusals(entries: Sequence[Entry]) -> list[RuleRefusal]:
+    """The latest first."""
+    found: dict[tuple[str, str], RuleRefusal] = {}
+    for entry in entries:
+        if entry["event"] != "refused":
+            continue
+        run, reason = str(entry.get("run", "")), str(entry.get("reason", ""))
+        one = found.setdefault((run, reason), RuleRefusal(run, reason))
+        one.times, one.last = one.times + 1, entry["time"]
+    return sorted(found.values(), key=lambda one: one.last, reverse=True)
+
+
 def first_asked(entries: Sequence[Entry], proposal: str) -> Entry | None:
     """The entry by which the site first heard of this proposal."""
     return next((entry for entry in entries if entry.get("proposal") == proposal), None)

@@ -11,14 +11,18 @@ Whatever is refused or fails, the server gets the same sentence, and the site's 
 """
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypedDict
 
 import huggingface_hub.constants
 from flwr.app import Context, Error, Message, MessageType
 
 from fedfrozen_app import client_app
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.flower_internals import ErrorCode
 from fedfrozen_app.core.formatting import quoted
 from fedfrozen_app.core.logs import about
+from fedfrozen_app.core.tracing import is_tracing, round_span
 from fedfrozen_app.exchange.census_messages import CENSUS
 from fedfrozen_app.exchange.hello_messages import ALIVE, REFUSED, alive_reply
 from fedfrozen_app.exchange.masking_messages import MASKING
@@ -53,8 +57,21 @@ class RequestHandler:
 
     def handle(self, message: Message, context: Context, bundle: str) -> Message:
         """The reply. No exception leaves this method: its text may quote the site's data."""
-        with about(site=self.kit.name, **subject_of(message)):
+        with about(site=self.kit.name, **subject_of(message)), self.traced("request", message):
             return self._handle(message, context, bundle)
+
+    def traced(self, name: str, message: Message, began: int | None = None) -> AbstractContextManager[None]:
+        """A span of the message's round, where the policy shows what the site does (`monitoring`)."""
+        if not is_tracing() or not self._shows_activity():
+            return nullcontext()
+        about_message = subject_of(message)
+        return round_span(name, about_message["run"], about_message["round"], began)
+
+    def _shows_activity(self) -> bool:
+        try:
+            return Policy.read(self.kit.policy).monitoring == "activity"
+        except UserError:  # which the request itself will meet
+            return False
 
     def _handle(self, message: Message, context: Context, bundle: str) -> Message:
         kind = message.metadata.message_type
@@ -93,7 +110,12 @@ class RequestHandler:
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, client_app.FAILED), reply_to=message)
 
 
-def subject_of(message: Message) -> dict[str, str | int | None]:
+class Subject(TypedDict):
+    run: str | None
+    round: int | None
+
+
+def subject_of(message: Message) -> Subject:
     """Run and round of a message, for the lines of the log; a hello says its run when it is read."""
     run, number = ticket_of(message).get("run", ""), message.metadata.group_id
     return {

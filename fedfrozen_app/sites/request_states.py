@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from flwr.app import Message
 
+from fedfrozen_app.core.tracing import span
 from fedfrozen_app.sites.refusals import RequestRefused
 
 
@@ -66,7 +67,8 @@ def advance(table: Sequence[Transition[P]], progress: P) -> None:
     row = next((row for row in table if row.before is progress.state and row.when(progress)), None)
     if row is None:
         raise NotReached(f"there is no way on from the state {progress.state}")
-    row.step(progress)
+    with span(row.after.value):
+        row.step(progress)
     if problem := row.guard(progress):
         raise NotReached(f"it is not {row.after}: {problem}")
     progress.state = row.after

@@ -12,6 +12,7 @@ from fedfrozen_app.sites import decide
 from fedfrozen_app.sites.approval import Approvals
 from fedfrozen_app.sites.audit_log import AuditLog
 from fedfrozen_app.sites.site_budget import Price, SiteBudget
+from tests.desk.looks import problems_of
 from tests.desk.steward import PRIVATE, Counted, make_kit, put_before
 from tests.report.browser import chromium, sideways
 
@@ -116,6 +117,10 @@ def test_no_page_is_wider_than_a_narrow_window(kit, page):
         page.goto(f"{base}{path or '/'}")
         assert sideways(page) == 0, path
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+        assert problems_of(page) == [], path
+        page.emulate_media(color_scheme="light")
+        assert problems_of(page) == [], f"{path}, light"
+        page.emulate_media(color_scheme="dark")
     page.goto(f"{base}/budget")
     assert page.locator("svg.chart circle").count() == 1
 
@@ -143,3 +148,20 @@ def test_another_page_of_this_machine_cannot_decide(kit, served, page, tmp_path)
         other.wait_for_url("**/approve")
         assert "Another page asked for this" in other.content()
     assert Approvals(kit.approvals).decision(proposal.hash) is None
+
+
+def test_what_is_computed_of_a_page_s_looks_finds_faults(chromium):
+    """Each fault once: pale text, no focus, a picture and a field without words, a box that is too wide."""
+    page = chromium.new_page(viewport={"width": 400, "height": 300})
+    page.set_content(
+        """<body style="background:#fff"><main>
+        <p style="color:#949494">pale</p><p style="color:#767676">sound</p>
+        <button style="outline:none">go</button><svg width=9 height=9></svg><input name=reason>
+        <div style="width:600px">wide</div></main></body>"""
+    )
+    found = problems_of(page)
+    assert [one for one in found if one.startswith("contrast")] == ["contrast 3.03: pale"]
+    for part in ("focus go: no outline", "no text for <svg", "no label for reason", "cut off <div"):
+        assert sum(part in one for one in found) == 1, part
+    assert any("pixels wider than the window" in one for one in found)
+    page.close()

@@ -1,10 +1,14 @@
 """What a data steward reads and decides on the page, and that it is what the command line does."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.core.formatting import flatten
 from fedfrozen_app.desk.catalogue import read_texts
+from fedfrozen_app.desk.proposal_page import diff_rows, table_columns
+from fedfrozen_app.exchange.table_part import TablePart
 from fedfrozen_app.sites import decide
 from fedfrozen_app.sites.approval import Approvals
 from fedfrozen_app.sites.audit_log import AuditLog
@@ -79,6 +83,35 @@ def test_the_difference_to_the_last_approved_run_is_shown(kit, browser, capsys):
     assert "client.local_epochs: 1 -> 2" in capsys.readouterr().out
 
 
+def test_columns_of_a_table_come_first_by_name_and_last_by_how_they_are_read():
+    scale = {"mean": 1.0, "scale": 2.0}
+    before = {"client": {"lr": 0.1}, "table": {"columns": {"age": scale}}}
+    after = {"table": {"columns": {"postcode": scale, "age": scale | {"mean": 3.0}}}, "client": {"lr": 0.2}}
+    assert diff_rows(before, after) == [
+        ("table.columns", '["age"]', '["age", "postcode"]'),
+        ("client.lr", "0.1", "0.2"),
+        ("table.columns.postcode.mean", "none", "1.0"),
+        ("table.columns.postcode.scale", "none", "2.0"),
+        ("table.columns.age.mean", "1.0", "3.0"),
+    ]
+    assert diff_rows(before, before) == [] and diff_rows({"a": 1}, {"a": 2}) == [("a", "1", "2")]
+
+
+def test_the_columns_of_a_table_are_shown_and_forbidden_ones_named(kit, browser, monkeypatch):
+    proposal = put_before(kit)
+    wanted = [("age", False), ("<b>postcode", True)]
+    monkeypatch.setattr("fedfrozen_app.desk.proposal_page.table_columns", lambda *_: wanted)
+    page = browser.get(f"/proposal/{proposal.hash}")
+    assert "Columns age, <b>postcode (FORBIDDEN by your rules)" in words_of(page.text)
+    assert "<b>postcode" not in page.text
+    forbids = Policy.read(kit.policy)
+    forbids = replace(forbids, forbidden_columns=("postcode",))
+    asked = replace(proposal, table=TablePart("table", columns={"age": {}, "postcode": {}}))
+    monkeypatch.undo()
+    assert table_columns(asked, forbids) == [("age", False), ("postcode", True)]
+    assert table_columns(proposal, forbids) == []
+
+
 @pytest.mark.parametrize(
     ("policy", "overrides", "rules", "reason"),
     [
@@ -104,6 +137,21 @@ def test_the_policy_s_verdict_line_by_line(tmp_path, policy, overrides, rules, r
     refusing = [words_of(texts(f"rule_{rule}")) for rule in rules.split()]  # and no other rule
     found = [words_of(part) for part in page.text.split('<li class="bad">')[1:]]
     assert all(one.startswith(f"refuses it {text}") for one, text in zip(found, refusing, strict=True))
+
+
+def test_what_was_refused_without_asking_is_listed_once(kit, browser):
+    assert "Nothing yet." in words_of(browser.get("/decided").text)
+    log = AuditLog(kit.audit)
+    for number in range(3):
+        log.write("refused", message="query", run="nightly", reason=f"it reads <b>{number // 2}</b>")
+    log.write("refused", message="query", reason="what was proposed cannot be read")
+    log.write("failed", message="train", run="other", error="OSError")
+    page = browser.get("/decided").text
+    shown = words_of(page)
+    assert "nightly it reads <b>0</b> 2 " in shown and "nightly it reads <b>1</b> 1 " in shown
+    assert "not known what was proposed cannot be read 1 " in shown and "OSError" not in shown
+    assert shown.index("cannot be read") < shown.index("<b>1</b>") < shown.index("<b>0</b>")
+    assert "it reads <b>" not in page and page.count('<td class="number">') == 3
 
 
 def test_what_was_spent_counts(kit, browser):

@@ -1,0 +1,30 @@
+"""A first-time steward's hour in a real browser, by mouse and by keyboard alone. `pytest -m slow`."""
+
+import pytest
+
+from fedfrozen_app.sites import decide
+from fedfrozen_app.sites.kit import Kit
+from tests.desk.trial import show, trial
+from tests.desk.trial_site import SITE
+from tests.report.browser import chromium
+
+__all__ = ["chromium"]  # a fixture
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.mark.parametrize("keyboard", [False, True])
+def test_a_steward_s_first_hour_has_no_fault(chromium, tmp_path, keyboard):
+    steward = trial(chromium, tmp_path, keyboard=keyboard)
+    show(steward)
+    assert steward.faults == []
+    events = [
+        (entry["event"], entry["what"])
+        for entry in decide.decisions(Kit.read(tmp_path / "kits" / SITE))
+        if "what" in entry
+    ]
+    assert events == [
+        ("approved", "the run heart-pilot"),
+        ("refused", "the run heart-3"),
+        ("approved", "the run heart-2"),
+        ("revoked", "the run heart-2"),
+    ]
