@@ -16,12 +16,13 @@ WORDS = {
     "there": "there",
     "busy": "busy",
     "late": "busy for longer than usual",
+    "asleep": "outside its opening hours",
     "waiting": "waiting for approval",
     "refused": "refuses",
     "mute": "does not answer",
     "silent": "silent",
 }
-GOOD = ("there", "busy")
+GOOD = ("there", "busy", "asleep")
 TO_DO = {
     "late": "Ask the site for `fedfrozen site check`: it trains unusually long, or its executor, disk or "
     "network fails. The round goes on without it after runtime.round_timeout.",

@@ -1,0 +1,114 @@
+"""Pacing over sites in this process: opening hours, and a server killed while requests are at work."""
+
+import datetime
+from collections import Counter
+
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.rdp import RdpAccountant
+from opacus.accountants import RDPAccountant as OpacusRdp
+
+from fedfrozen_app.privacy.budget import BudgetFile
+from fedfrozen_app.sites import handle_train
+from fedfrozen_app.sites.audit_log import read_audit
+from fedfrozen_app.sites.site_budget import SiteBudget
+from tests.conftest import same_bits
+from tests.sites.inprocess import SiteGrid
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+SYNCHRONOUS = ("strategy.warmup_rounds=1", "num_rounds=3", "++runtime.round_timeout=60")
+BUFFERED = (*SYNCHRONOUS, "pacing=buffered", "pacing.concurrency=3", "pacing.buffer=2")
+STEPS = 2  # of a private request
+PRIVATE = (
+    *("strategy=fedavg", "num_rounds=4", "pacing=buffered", "pacing.concurrency=3", "pacing.buffer=2"),
+    *("privacy=dp_sgd", "privacy.epsilon=3", "privacy.delta=1e-5", "privacy.accountant=rdp"),
+    *(f"client.local_steps={STEPS}", "client.batch_size=8", "++runtime.round_timeout=60"),
+)
+
+
+class Killed(Exception):
+    """The server ends as if it were killed: nothing is written on the way."""
+
+
+def closed_for(monkeypatch, calls):
+    """West is closed for so many looks, and opens a second later each time."""
+    looks = Counter()
+
+    def opens_at(intervals):
+        if not intervals or looks["west"] >= calls:
+            return None
+        looks["west"] += 1
+        return datetime.datetime.now() + datetime.timedelta(seconds=1)
+
+    monkeypatch.setattr(handle_train, "opens_at", opens_at)
+
+
+def events(sites, name, event):
+    return [entry for entry in read_audit(sites.kit(name).audit) if entry["event"] == event]
+
+
+def test_a_closed_site_holds_nobody_up_and_takes_part_when_it_opens(sites, monkeypatch):
+    sites.change("west", "policy.yaml", availability=["Mon 00:00-00:01"])
+    closed_for(monkeypatch, 2)  # a look decides, and a second one says when it opens
+    run = sites.train(*BUFFERED, "num_rounds=6")
+    assert all(row["clients_failed"] == 0 for row in run.rows[1:]), [r.get("failures") for r in run.rows]
+    assert run.rows[1]["pacing"]["outside_hours"] == ["west"] and "west" not in run.rows[1]["clients"]
+    assert len(events(sites, "west", "closed")) == 1
+    assert not [entry for entry in events(sites, "west", "sent") if entry["round"] == 1]
+
+
+def test_a_synchronous_round_waits_for_a_site_that_opens_in_time(sites, monkeypatch):
+    whole = sites.train(*SYNCHRONOUS, "run_id=whole", folder="whole")
+    sites.change("west", "policy.yaml", availability=["Mon 00:00-00:01"])
+    closed_for(monkeypatch, 2)
+    run = sites.train(*SYNCHRONOUS, "run_id=late", folder="late")
+    assert [row["clients_ok"] for row in run.rows[1:]] == [3, 3, 3]
+    assert same_bits(whole.model, run.model)
+
+
+@pytest.mark.parametrize("pulls", [4, 6, 8, 9])
+def test_a_killed_server_asks_again_and_every_site_pays_once(sites, pulls):
+    """By so many replies it is killed. Nothing is trained twice, and the budgets are what was trained."""
+    for name in sites.names:
+        sites.change(name, "policy.yaml", strategies=["fedavg"], max_delta=1e-4)
+
+    class Fatal(SiteGrid):
+        pulled = 0
+
+        def pull_messages(self, message_ids):
+            found = super().pull_messages(message_ids)
+            self.pulled += any(message.metadata.message_type == "train" for message in found)
+            if self.pulled == pulls:
+                raise Killed
+            return found
+
+    with pytest.raises(Killed):
+        sites.train(*PRIVATE, make_grid=Fatal)
+    run = sites.train(*PRIVATE, resume=True)
+    assert [row["round"] for row in run.rows] == [0, 1, 2, 3, 4]
+    assert all(row["clients_failed"] == 0 for row in run.rows[1:]), [r.get("failures") for r in run.rows]
+    spent = {}
+    for row in run.rows[1:]:
+        spent |= row["epsilon"]
+    for name in sites.names:
+        sent = events(sites, name, "sent")
+        fresh = [entry for entry in sent if not entry["again"]]
+        assert len({entry["order"] for entry in fresh}) == len(fresh), "it has trained twice for a request"
+        assert len({entry["round"] for entry in fresh}) == len(fresh), "two requests of one round"
+        check_budget(sites, name, len(fresh), spent[name])
+
+
+def check_budget(sites, name, requests, epsilon):
+    """The site's two records, and an independent accountant, count exactly the requests it trained for."""
+    kit = sites.kit(name)
+    (entry,) = SiteBudget(kit.var / "state" / "budget.json").charged().values()
+    assert len(entry["rounds"]) == requests
+    (folder,) = (kit.var / "state").glob("*/*/privacy")
+    budget = BudgetFile(folder, name).read()
+    assert budget is not None and budget.rounds == requests
+    assert sum(step.times for step in budget.steps) == STEPS * requests
+    (paid,) = {(step.noise, step.rate) for step in budget.steps}
+    accountant = RdpAccountant(OpacusRdp.DEFAULT_ALPHAS)
+    event = PoissonSampledDpEvent(paid[1], GaussianDpEvent(paid[0]))
+    accountant.compose(SelfComposedDpEvent(event, STEPS * requests))
+    assert epsilon == pytest.approx(accountant.get_epsilon(budget.delta), rel=0.01)
