@@ -95,7 +95,8 @@ class Federation:
         """All registered sites, whoever is connected now: a resumed run asks the same of each. Of simulated
         nodes those that are there."""
         membership = self.connection.membership
-        return {*membership.sites.values()} - membership.excluded or present
+        registered = {*membership.sites.values()} - membership.excluded
+        return in_order(tuple(registered)) if registered else present
 
     def without_spoilers(self, cohort: list[str]) -> list[str]:
         """The cohort of a masked round. Sites that agreed to a sum over a client agree to none that isolates

@@ -112,7 +112,7 @@ class LivePacing(Pacing):
 
     def state_dict(self) -> dict[str, Any]:
         flights = [[client, flight.asked.request.json] for client, flight in self.flights.items()]
-        return {"pacer": self.pacer.state_dict(), "requests": flights}
+        return super().state_dict() | {"requests": flights}
 
     def arrays(self, held: Collection[str] = ()) -> dict[str, Tensor]:
         """By digest: what the requests name of versions other than that of the checkpoint's model."""

@@ -11,6 +11,7 @@ from fedfrozen_app.exchange.messages import train_request_text
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.exchange.train_request import TrainRequest, read_train_request
 from fedfrozen_app.files import checkpoint
+from fedfrozen_app.files.rows import first_rounds
 from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.run.federate import federate
 from fedfrozen_app.run.job import Job
@@ -169,6 +170,11 @@ def test_who_was_asked_is_known_for_that_round_alone(tmp_path):
     assert asked.read(3) == ["south", "north"] and asked.read(2) == [] == asked.read(4)
     asked.path.write_text("{")
     assert asked.read(3) == []
+
+
+def test_a_first_round_is_the_one_that_asked():
+    row = {"round": 1, "clients": ["0"], "pacing": {"asked": ["0", "1"], "used": [["0", 0]]}}
+    assert first_rounds([row, {"round": 3, "clients": ["1", "2"]}]) == {"0": 1, "1": 1, "2": 3}
 
 
 def test_a_closed_site_is_left_alone_until_it_opens(monkeypatch):

@@ -4,15 +4,11 @@ import datetime
 from collections import Counter
 
 import pytest
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-from dp_accounting.rdp import RdpAccountant
-from opacus.accountants import RDPAccountant as OpacusRdp
 
-from fedfrozen_app.privacy.budget import BudgetFile
 from fedfrozen_app.sites import handle_train
 from fedfrozen_app.sites.audit_log import read_audit
-from fedfrozen_app.sites.site_budget import SiteBudget
 from tests.conftest import same_bits
+from tests.sites.independent_budget import check_budget
 from tests.sites.inprocess import SiteGrid
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -91,24 +87,4 @@ def test_a_killed_server_asks_again_and_every_site_pays_once(sites, pulls):
     for row in run.rows[1:]:
         spent |= row["epsilon"]
     for name in sites.names:
-        sent = events(sites, name, "sent")
-        fresh = [entry for entry in sent if not entry["again"]]
-        assert len({entry["order"] for entry in fresh}) == len(fresh), "it has trained twice for a request"
-        assert len({entry["round"] for entry in fresh}) == len(fresh), "two requests of one round"
-        check_budget(sites, name, len(fresh), spent[name])
-
-
-def check_budget(sites, name, requests, epsilon):
-    """The site's two records, and an independent accountant, count exactly the requests it trained for."""
-    kit = sites.kit(name)
-    (entry,) = SiteBudget(kit.var / "state" / "budget.json").charged().values()
-    assert len(entry["rounds"]) == requests
-    (folder,) = (kit.var / "state").glob("*/*/privacy")
-    budget = BudgetFile(folder, name).read()
-    assert budget is not None and budget.rounds == requests
-    assert sum(step.times for step in budget.steps) == STEPS * requests
-    (paid,) = {(step.noise, step.rate) for step in budget.steps}
-    accountant = RdpAccountant(OpacusRdp.DEFAULT_ALPHAS)
-    event = PoissonSampledDpEvent(paid[1], GaussianDpEvent(paid[0]))
-    accountant.compose(SelfComposedDpEvent(event, STEPS * requests))
-    assert epsilon == pytest.approx(accountant.get_epsilon(budget.delta), rel=0.01)
+        check_budget(sites.kit(name), STEPS, spent[name])
