@@ -59,6 +59,8 @@ def version_of(run_dir: Path) -> str:
 
 def _line(site: SiteState, found: Presence) -> dict[str, str]:
     do = TO_DO.get(site.state, "").format(hash=found.proposal[:SHORT], version=found.version or "not known")
+    if site.state == "asleep":  # which says when it opens
+        do = site.sentence
     return {
         "name": site.name,
         "state": WORDS[site.state],

@@ -13,12 +13,14 @@ SHORTEST, LONGEST = 1.0, 8 * 24 * 3600.0  # seconds that a site may say: its hou
 @dataclass
 class ClosedSites:
     _until: dict[str, float] = field(default_factory=dict)  # by client, on the monotonic clock
+    _opens: dict[str, str] = field(default_factory=dict)  # as people read it off this machine's clock
 
     def close(self, client: str, title: str, seconds: float) -> None:
         """The site has said that it opens in so many seconds."""
         seconds = min(max(seconds, SHORTEST), LONGEST)
         self._until[client] = time.monotonic() + seconds
-        log.info("%s is outside its opening hours: it is asked again at %s.", title, clock_time(seconds))
+        self._opens[client] = clock_time(seconds)
+        log.info("%s is outside its opening hours: it is asked again at %s.", title, self._opens[client])
 
     def is_closed(self, client: str) -> bool:
         return time.monotonic() < self._until.get(client, 0.0)
@@ -27,5 +29,4 @@ class ClosedSites:
         """For those who watch; empty if it is open."""
         if not self.is_closed(client):
             return ""
-        opens = clock_time(self._until[client] - time.monotonic())
-        return f"it is outside its opening hours, and is asked again at {opens}"
+        return f"It is outside its opening hours, and is asked again at {self._opens[client]}."
