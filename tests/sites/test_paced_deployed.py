@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.conftest import Run
 from tests.sites.federation import ROOT, SITES, Deployment, federation
 from tests.sites.independent_budget import check_budget
 from tests.sites.inprocess import SiteGrid, Sites
+from tests.sites.processes import wait_until
 from tests.sites.test_bad_days import start, wait_for_rows
 from tests.sites.twin import join, largest_difference, the_same_in_process, words
 
@@ -77,6 +79,17 @@ def replayed(run: Run, deployment: Deployment, folder: Path, monkeypatch, *more:
     return the_same_in_process(deployment, SITES, folder, *more)
 
 
+def wait_until_idle(deployment: Deployment) -> None:
+    """A site that is at work when the run ends finishes what it has paid for."""
+
+    def idle(site: str) -> bool:
+        sign = last_sign(deployment.kits / site / "run", "executor")
+        return sign is not None and sign.state == "waiting"
+
+    time.sleep(1)
+    wait_until(lambda: all(map(idle, SITES)), patience=120)
+
+
 @pytest.mark.parametrize("pacing", PACINGS)
 def test_a_slow_site_holds_nobody_up_and_its_reply_counts_late(tmp_path, monkeypatch, pacing):
     slow_down(monkeypatch)
@@ -128,6 +141,7 @@ def test_killed_parties_lose_nothing_and_pay_once(tmp_path, monkeypatch):
         for row in run.rows[1:]:
             spent |= row["epsilon"]
         at_work = run.rows[-1]["pacing"]["at_work"]
+        wait_until_idle(deployment)
         for site in SITES:
             own = check_budget(Kit.read(deployment.kits / site), STEPS)
             # What a site trains for after its last reply came, it pays for too.
