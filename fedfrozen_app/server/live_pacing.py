@@ -133,6 +133,11 @@ class LivePacing(Pacing):
         self.interrupted = {c: request for c, request in requests.items() if c not in excluded}
         self.arrays_then = arrays
 
+    def unknown(self, held: Collection[str]) -> set[str]:
+        """The digests that the interrupted requests name, and that neither the checkpoint nor `held` has."""
+        named = {digest for request in self.interrupted.values() for digest in request.base.values()}
+        return named - {*held} - {*self.arrays_then}
+
     def resumed(self, held: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> dict[str, InFlight | None]:
         """The interrupted requests, to be sent again; None for one that cannot be made again. `held`: the
         arrays that the server has, by digest; `model`: by name, for what a request does not name."""

@@ -51,7 +51,8 @@ class LiveRound(PacedRound):
         if not self.pacing.interrupted:
             return
         held = {strategy.digests[name]: value for name, value in strategy.model.items()}
-        held |= connection.foundation.by_digest()
+        if self.pacing.unknown(held):  # of clients that were sent the weights that others load themselves
+            held |= connection.foundation.by_digest()
         for client, flight in self.pacing.resumed(held, strategy.model).items():
             if flight is None:
                 log.warning(
