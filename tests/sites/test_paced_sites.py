@@ -2,9 +2,11 @@
 
 import datetime
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
+from fedfrozen_app.server import closed_sites
 from fedfrozen_app.sites import handle_train
 from fedfrozen_app.sites.audit_log import read_audit
 from tests.conftest import same_bits
@@ -26,15 +28,15 @@ class Killed(Exception):
     """The server ends as if it were killed: nothing is written on the way."""
 
 
-def closed_for(monkeypatch, calls):
-    """West is closed for so many looks, and opens a second later each time."""
+def closed_for(monkeypatch, seconds):
+    """West is closed at its first request, and opens in so many seconds."""
     looks = Counter()
 
     def opens_at(intervals):
-        if not intervals or looks["west"] >= calls:
+        if not intervals or looks["west"] >= 2:  # one that decides, and one that says when it opens
             return None
         looks["west"] += 1
-        return datetime.datetime.now() + datetime.timedelta(seconds=1)
+        return datetime.datetime.now() + datetime.timedelta(seconds=seconds)
 
     monkeypatch.setattr(handle_train, "opens_at", opens_at)
 
@@ -44,19 +46,33 @@ def events(sites, name, event):
 
 
 def test_a_closed_site_holds_nobody_up_and_takes_part_when_it_opens(sites, monkeypatch):
+    """The server's seconds are the messages that sites have handled."""
+
+    class Ticking(SiteGrid):
+        ticks = 0
+
+        def run_client(self, message):
+            Ticking.ticks += 1
+            return super().run_client(message)
+
+    monkeypatch.setattr(closed_sites, "time", SimpleNamespace(monotonic=lambda: float(Ticking.ticks)))
     sites.change("west", "policy.yaml", availability=["Mon 00:00-00:01"])
-    closed_for(monkeypatch, 2)  # a look decides, and a second one says when it opens
-    run = sites.train(*BUFFERED, "num_rounds=6")
+    closed_for(monkeypatch, 4)
+    run = sites.train(*BUFFERED, "num_rounds=6", make_grid=Ticking)
     assert all(row["clients_failed"] == 0 for row in run.rows[1:]), [r.get("failures") for r in run.rows]
-    assert run.rows[1]["pacing"]["outside_hours"] == ["west"] and "west" not in run.rows[1]["clients"]
+    closed = [row for row in run.rows[1:] if row["pacing"].get("outside_hours") == ["west"]]
+    assert closed and all(row["clients"] == ["north", "south"] for row in closed)
+    later = [row["round"] for row in run.rows[1:] if "west" in row["clients"]]
+    assert later and min(later) > closed[-1]["round"]
     assert len(events(sites, "west", "closed")) == 1
-    assert not [entry for entry in events(sites, "west", "sent") if entry["round"] == 1]
+    # It was asked anew: nothing is trained for the round in which it was closed.
+    assert 1 not in {entry["round"] for entry in events(sites, "west", "sent")}
 
 
 def test_a_synchronous_round_waits_for_a_site_that_opens_in_time(sites, monkeypatch):
     whole = sites.train(*SYNCHRONOUS, "run_id=whole", folder="whole")
     sites.change("west", "policy.yaml", availability=["Mon 00:00-00:01"])
-    closed_for(monkeypatch, 2)
+    closed_for(monkeypatch, 1)
     run = sites.train(*SYNCHRONOUS, "run_id=late", folder="late")
     assert [row["clients_ok"] for row in run.rows[1:]] == [3, 3, 3]
     assert same_bits(whole.model, run.model)
