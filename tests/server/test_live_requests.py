@@ -59,7 +59,7 @@ class Asleep(Recorded):
 
 
 def run(folder, make_grid, *more, resume=False):
-    words = [*SMALL, "++runtime.round_timeout=60", "++runtime.node_timeout=5", *BUFFERED]
+    words = [*SMALL, "++runtime.round_timeout=3600", "++runtime.node_timeout=60", *BUFFERED]
     words += [f"++runtime.cache_dir={folder}/cache", *more]
     composed = compose_run(words)
     corpus = load_corpus(composed.config)

@@ -14,13 +14,13 @@ from tests.sites.independent_budget import check_budget
 from tests.sites.inprocess import SiteGrid
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-SYNCHRONOUS = ("strategy.warmup_rounds=1", "num_rounds=3", "++runtime.round_timeout=60")
+SYNCHRONOUS = ("strategy.warmup_rounds=1", "num_rounds=3", "++runtime.round_timeout=600")
 BUFFERED = (*SYNCHRONOUS, "pacing=buffered", "pacing.concurrency=3", "pacing.buffer=2")
 STEPS = 2  # of a private request
 PRIVATE = (
     *("strategy=fedavg", "num_rounds=4", "pacing=buffered", "pacing.concurrency=3", "pacing.buffer=2"),
     *("privacy=dp_sgd", "privacy.epsilon=3", "privacy.delta=1e-5", "privacy.accountant=rdp"),
-    *(f"client.local_steps={STEPS}", "client.batch_size=8", "++runtime.round_timeout=60"),
+    *(f"client.local_steps={STEPS}", "client.batch_size=8", "++runtime.round_timeout=600"),
 )
 
 
