@@ -166,7 +166,7 @@ def open_connection(grid: Grid, job: Job, worker: Worker, flower_run: int) -> Co
         transport, membership, worker.roles, trust=Shown.read(authorities_file(job.folder))
     )
     if config.runtime.name == "deployed":
-        transport.on_wait = PresenceWriter(job.folder, membership, connection.lateness)
+        transport.on_wait = PresenceWriter(job.folder, membership, connection.lateness, connection.closed)
     return connection
 
 

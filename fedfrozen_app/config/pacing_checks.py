@@ -6,6 +6,7 @@ from fedfrozen_app.core import registry
 from fedfrozen_app.core.errors import UserError
 
 SYNCHRONOUS = "use pacing=synchronous"
+REAL_TIME = ("flower", "deployed")  # runtimes whose nodes take the time that they take
 
 
 def check_pacing(config: Config) -> None:
@@ -13,12 +14,7 @@ def check_pacing(config: Config) -> None:
     pacing = config.pacing
     if pacing.name == "synchronous":
         return
-    if config.runtime.name == "deployed":
-        raise UserError(
-            f"pacing={pacing.name} is made for simulated clients, and not for runtime=deployed: "
-            f"{SYNCHRONOUS}."
-        )
-    if config.runtime.name == "flower":
+    if config.runtime.name in REAL_TIME:
         _check_real_time(config)
     elif config.clock.name == "none":
         raise UserError(
@@ -40,7 +36,7 @@ def check_pacing(config: Config) -> None:
 
 
 def _check_real_time(config: Config) -> None:
-    """Nodes of Flower reply when they do."""
+    """Nodes of Flower, and real sites, reply when they do."""
     pacing, runtime = config.pacing, config.runtime.name
     if config.secure_aggregation.name == "on":
         raise UserError(
@@ -57,6 +53,11 @@ def _check_real_time(config: Config) -> None:
         raise UserError(
             "pacing.partial=true fits steps into a time that is known beforehand, and with "
             f"runtime={runtime} it is not: leave it out."
+        )
+    if runtime == "deployed" and config.checkpoint.every > 1:
+        raise UserError(
+            f"checkpoint.every={config.checkpoint.every} leaves rounds without a checkpoint, and with "
+            f"pacing={pacing.name} sites reply in no order that could be repeated: use checkpoint.every=1."
         )
 
 

@@ -4,6 +4,7 @@ Only arrays, JSON texts and numbers travel: nothing is ever unpickled.
 """
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ class Reply:
     text: str = ""  # the record as it travelled, for counting
     anchor: str = ""  # the last digest of a site's audit log
     chosen: list[int] = field(default_factory=list)  # the layers that it would train, if it was asked
+    opens_in: float = 0.0  # seconds, of a site that declines outside its opening hours
     pending: "Pending | None" = None  # where its metrics are still to come from
 
     def settle(self) -> None:
@@ -172,6 +174,8 @@ def _reply_text(reply: Reply) -> str:
         record["anchor"] = reply.anchor
     if reply.chosen:
         record["chosen"] = reply.chosen
+    if reply.opens_in:
+        record["opens_in"] = reply.opens_in
     return json.dumps(record, separators=(",", ":"))
 
 
@@ -199,7 +203,10 @@ def read_reply(message: Message) -> Reply:
             text=text,
             anchor=str(data.get("anchor", "")),
             chosen=[int(layer) for layer in data.get("chosen", [])],
+            opens_in=float(data.get("opens_in", 0.0)),
         )
+        if not 0 <= reply.opens_in < math.inf:
+            raise ValueError("it opens at no time")
     except UNREADABLE as error:
         raise ValueError(f"sent no readable reply ({type(error).__name__}: {error})") from error
     reply.arrays = to_tensors(record)

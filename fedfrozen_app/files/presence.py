@@ -11,9 +11,9 @@ from pathlib import Path
 from fedfrozen_app.core.errors import DAMAGED
 
 FILE = Path("flower") / "presence.json"
-# there: waits for work; late: busy for longer than usual; waiting: for a person's approval; mute: connected,
-# and does not answer; silent: not connected.
-STATES = ("there", "busy", "late", "waiting", "refused", "mute", "silent")
+# there: waits for work; late: busy for longer than usual; asleep: outside its opening hours; waiting: for a
+# person's approval; mute: connected, and does not answer; silent: not connected.
+STATES = ("there", "busy", "late", "asleep", "waiting", "refused", "mute", "silent")
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ def first_rounds(rows: Iterable[Row]) -> dict[str, int]:
     the row of the earlier one says who was asked."""
     found: dict[str, int] = {}
     for row in rows:
-        for client in (*row.get("clients", ()), *row.get("virtual_asked", ())):
+        asked = row.get("virtual_asked") or row.get("pacing", {}).get("asked", ())
+        for client in (*row.get("clients", ()), *asked):
             found.setdefault(client, row["round"])
     return found
 

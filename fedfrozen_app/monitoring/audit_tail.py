@@ -18,6 +18,7 @@ STATES = {
     "confirmed": "masked",
     "unmasked": "masked",
     "lacks": "arrays asked for",
+    "closed": "outside the hours",
     "hello": "joined",
     "pending": "approval asked for",
     "census": "counted",

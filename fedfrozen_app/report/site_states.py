@@ -16,12 +16,13 @@ WORDS = {
     "there": "there",
     "busy": "busy",
     "late": "busy for longer than usual",
+    "asleep": "outside its opening hours",
     "waiting": "waiting for approval",
     "refused": "refuses",
     "mute": "does not answer",
     "silent": "silent",
 }
-GOOD = ("there", "busy")
+GOOD = ("there", "busy", "asleep")
 TO_DO = {
     "late": "Ask the site for `fedfrozen site check`: it trains unusually long, or its executor, disk or "
     "network fails. The round goes on without it after runtime.round_timeout.",
@@ -58,6 +59,8 @@ def version_of(run_dir: Path) -> str:
 
 def _line(site: SiteState, found: Presence) -> dict[str, str]:
     do = TO_DO.get(site.state, "").format(hash=found.proposal[:SHORT], version=found.version or "not known")
+    if site.state == "asleep":  # which says when it opens
+        do = site.sentence
     return {
         "name": site.name,
         "state": WORDS[site.state],

@@ -46,6 +46,7 @@ from fedfrozen_app.run.prepare import StartingPoint, check_possible, prepare, pr
 from fedfrozen_app.run.samples import write_samples
 from fedfrozen_app.run.score_by_site import write_site_scores
 from fedfrozen_app.run.virtual_time import virtual_time
+from fedfrozen_app.server.asked_file import AskedFile
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
 from fedfrozen_app.server.coded_broadcast import Broadcast
 from fedfrozen_app.server.connection import Connection
@@ -59,6 +60,7 @@ from fedfrozen_app.server.hooks import (
     SomebodyTakesPart,
     WorkersAlive,
 )
+from fedfrozen_app.server.live_pacing import LivePacing
 from fedfrozen_app.server.optimizer import make_optimizer
 from fedfrozen_app.server.round_traces import round_traces
 from fedfrozen_app.server.state import restore
@@ -155,6 +157,8 @@ def assemble(
         segments,
     )
     timed, connection.pacing = virtual_time(job.config, worker, start.history)
+    if isinstance(connection.pacing, LivePacing):
+        connection.pacing.asked = AskedFile.of(job.folder)
     connection.counts_clients = bool(timed)
     hooks = [
         *timed,

@@ -11,6 +11,7 @@ from fedfrozen_app.config import CodecConfig
 from fedfrozen_app.exchange.role import Role
 from fedfrozen_app.secure.certified import Shown
 from fedfrozen_app.secure.round_keys import Trust
+from fedfrozen_app.server.closed_sites import ClosedSites
 from fedfrozen_app.server.coded_broadcast import Broadcast
 from fedfrozen_app.server.foundation import Foundation
 from fedfrozen_app.server.lateness import Lateness
@@ -26,6 +27,7 @@ class Connection:
     roles: Mapping[str, Role]
     foundation: Foundation = field(default_factory=Foundation)
     lateness: Lateness = field(default_factory=Lateness)
+    closed: ClosedSites = field(default_factory=ClosedSites)
     counts_clients: bool = False  # whether bytes are counted for each client too
     pacing: Pacing | None = None  # None: a round waits for all its clients
     codec: CodecConfig = field(default_factory=CodecConfig)  # of uploads and broadcasts

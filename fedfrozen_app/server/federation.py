@@ -91,6 +91,13 @@ class Federation:
         whole = [batch for batch in self.batches(present) if set(batch) <= set(present)]
         return draw_batches(whole, self.participation, self.seed, server_round)
 
+    def population(self, present: Iterable[str]) -> Iterable[str]:
+        """All registered sites, whoever is connected now: a resumed run asks the same of each. Of simulated
+        nodes those that are there."""
+        membership = self.connection.membership
+        registered = {*membership.sites.values()} - membership.excluded
+        return in_order(tuple(registered)) if registered else present
+
     def without_spoilers(self, cohort: list[str]) -> list[str]:
         """The cohort of a masked round. Sites that agreed to a sum over a client agree to none that isolates
         it: then the same sites are asked again. With noise, a client that spoilt a round is left out."""
@@ -110,15 +117,15 @@ class Federation:
 
     def batches(self, present: Iterable[str]) -> list[list[str]]:
         """Over all registered sites: which of them are connected must not change the batches."""
-        membership = self.connection.membership
-        registered = {*membership.sites.values()} - membership.excluded
-        return batches_of(registered or present, self.secure.min_cohort)
+        return batches_of(self.population(present), self.secure.min_cohort)
 
     def participations(self, names: Iterable[str], num_rounds: int) -> dict[str, int]:
         """In how many rounds each client takes part, or at most, where clients must know that."""
         if not self.private:
             return {}
         pacing = self.connection.pacing
+        if pacing is not None and pacing.live:
+            names = self.population(names)
         if pacing is not None and (most := pacing.pacer.most_requests(num_rounds)) is not None:
             return dict.fromkeys(in_order(tuple(names)), most)
         clients = names.names if isinstance(names, LocalNodes) else tuple(names)

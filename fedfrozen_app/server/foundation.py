@@ -1,6 +1,6 @@
 """Weights that each side loads for itself, such as a pretrained base, and clients that load other ones."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -15,6 +15,16 @@ class Foundation:
     arrays: Callable[[], Mapping[str, Tensor]] = dict  # as the server has loaded them
     clients: set[str] = field(default_factory=set)  # that loaded other weights: their requests name these
     _digests: dict[str, str] = field(default_factory=dict)  # once computed: they do not change
+
+    @property
+    def digests(self) -> Collection[str]:
+        """Of these weights, once a client was sent them."""
+        return self._digests.values()
+
+    def by_digest(self) -> Mapping[str, Tensor]:
+        arrays = self.arrays()
+        self._digests = self._digests or digests(arrays)
+        return {self._digests[name]: value for name, value in arrays.items()}
 
     def add_to(
         self, request: TrainRequest, model: Mapping[str, Tensor]

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedfrozen_app.core.formatting import clock_time
 
@@ -18,10 +18,17 @@ class Lateness:
 
     slowest: float = 0.0  # the longest a reply without a warning took
     awaited: "Awaited | None" = None  # the reply that the round waits for now
+    at_work: dict[str, "Awaited"] = field(default_factory=dict)  # where no round waits: by client
+    round: int = 0  # where no round waits: the one that goes on
 
     @property
     def limit(self) -> float:
         return max(LATE, USUAL * self.slowest) if self.slowest else FIRST
+
+    def of(self, client: str) -> "Awaited | None":
+        if self.awaited is not None and self.awaited.client == client:
+            return self.awaited
+        return self.at_work.get(client)
 
 
 @dataclass
@@ -35,6 +42,7 @@ class Awaited:
     began: float
     client: str = ""
     troubled: bool = False  # the operator was warned: report the end too
+    holds_up: bool = True  # whether the round waits for it
 
     @property
     def late_at(self) -> float:
@@ -49,11 +57,14 @@ class Awaited:
         log.warning("%s %s", self.title(), sentence)
 
     def warn_late(self) -> None:
-        waited = time.monotonic() - self.began
+        waited, until = time.monotonic() - self.began, clock_time(self.deadline - time.monotonic())
+        what = f"The round waits for it until {until}."
+        if not self.holds_up:
+            what = f"No round waits for it, and its reply counts if it comes until {until}."
         self.warn(
             f"has not answered round {self.round} since {clock_time(-waited)} ({waited:.0f} s): it trains "
-            "longer than usual, or its executor, disk or network fails; the executor's log says which. The "
-            f"round waits for it until {clock_time(self.deadline - time.monotonic())}."
+            f"longer than usual, or its executor, disk or network fails; the executor's log says which. "
+            + what
         )
 
     def ended(self, *, answered: bool) -> None:

@@ -1,13 +1,16 @@
 """Pacing of nodes that take real time: who is at work on which request, until a reply arrives.
 
 What arrives when is nobody's to compute: a run has the order of arrival in its rows, by which it can be
-replayed in one process. A request that is on its way when the server ends is lost to it; the run that resumes
-begins with everybody free.
+replayed in one process. A checkpoint holds the requests that nodes are at work on, and the arrays of earlier
+versions that these name, so that a resumed run sends the very same requests again.
 """
 
+import json
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -18,10 +21,14 @@ from fedfrozen_app.exchange.count import Upload
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.names import namespace_of
 from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.exchange.train_request import TrainRequest, train_request_of
+from fedfrozen_app.server.asked_file import AskedFile
 from fedfrozen_app.server.late_replies import LateReply
+from fedfrozen_app.server.lateness import Awaited, Lateness
 from fedfrozen_app.server.make_pacer import make_pacer
 from fedfrozen_app.server.pacing import Pacing
 from fedfrozen_app.server.request_messages import ClientRequest
+from fedfrozen_app.server.transport import Probes
 
 
 class RealTime:
@@ -41,18 +48,28 @@ class InFlight:
     """A request that a node is at work on. Its model is that of the version it starts from."""
 
     asked: ClientRequest
-    message_id: str
+    message_id: str | None  # None: it was lost, and is sent again when its node is there
     sent_at: float  # on the monotonic clock
+    due_at: float = 0.0  # of one that was lost: when it is sent again, at the earliest
     sent_again: int = 0  # how often, for arrays that the node lacked
+    crashes: int = 0
+    repeated: bool = False  # whether it was sent before: the node may have trained for it
+    awaited: Awaited | None = None
+    probes: Probes | None = None  # of a site that handles one message after another
 
     @classmethod
-    def of(cls, asked: ClientRequest, message_id: str, now: float) -> "InFlight":
+    def of(cls, asked: ClientRequest, message_id: str | None, now: float) -> "InFlight":
         """The mapping of its arrays is copied, because the server's own follows its steps."""
         return cls(asked._replace(model=dict(asked.model)), message_id, now)
 
     @property
     def version(self) -> int:
         return self.asked.request.round
+
+    def lose(self, pause: float) -> None:
+        """Its node has it no more. It is sent again after so many seconds at the earliest."""
+        self.message_id, self.probes, self.repeated = None, None, True
+        self.due_at = time.monotonic() + pause
 
     def assignment(self, now: float) -> Assignment:
         return Assignment(
@@ -76,10 +93,65 @@ class InFlight:
 @dataclass
 class LivePacing(Pacing):
     flights: dict[str, InFlight] = field(default_factory=dict)  # by client: each has one request at a time
+    lateness: dict[str, Lateness] = field(default_factory=dict)  # by client: each is late by its own replies
+    asked: AskedFile | None = None  # who was asked since the last checkpoint
+    # Of the run that is resumed, until its first round: its requests at work, and what they name.
+    interrupted: dict[str, TrainRequest] = field(default_factory=dict)
+    arrays_then: Mapping[str, Tensor] = field(default_factory=dict)  # by digest
 
     @property
     def live(self) -> bool:
         return True
+
+    @property
+    def at_nodes(self) -> list[InFlight]:
+        """Requests that were sent and not lost."""
+        return [flight for flight in self.flights.values() if flight.message_id is not None]
+
+    # Checkpoints -------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        flights = [[client, flight.asked.request.json] for client, flight in self.flights.items()]
+        return super().state_dict() | {"requests": flights}
+
+    def arrays(self, held: Collection[str] = ()) -> dict[str, Tensor]:
+        """By digest: what the requests name of versions other than that of the checkpoint's model."""
+        return {
+            digest: flight.asked.model[name]
+            for flight in self.flights.values()
+            for name, digest in flight.asked.request.base.items()
+            if digest not in held
+        }
+
+    def load(
+        self, state: Mapping[str, Any], arrays: Mapping[str, Tensor], excluded: Collection[str] = ()
+    ) -> None:
+        """Keep them until the first round, which knows the model and the nodes."""
+        if state.get("pacer", {}).get("name") != self.pacer.kind:
+            return
+        requests = {client: train_request_of(json.loads(text)) for client, text in state.get("requests", ())}
+        self.interrupted = {c: request for c, request in requests.items() if c not in excluded}
+        self.arrays_then = arrays
+
+    def unknown(self, held: Collection[str]) -> set[str]:
+        """The digests that the interrupted requests name, and that neither the checkpoint nor `held` has."""
+        named = {digest for request in self.interrupted.values() for digest in request.base.values()}
+        return named - {*held} - {*self.arrays_then}
+
+    def resumed(self, held: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> dict[str, InFlight | None]:
+        """The interrupted requests, to be sent again; None for one that cannot be made again. `held`: the
+        arrays that the server has, by digest; `model`: by name, for what a request does not name."""
+        known = {**self.arrays_then, **held}
+        found: dict[str, InFlight | None] = {}
+        for client, request in self.interrupted.items():
+            if not all(digest in known for digest in request.base.values()):
+                found[client] = None
+                continue
+            base = {name: known[digest] for name, digest in request.base.items()}
+            asked = ClientRequest(client, 0, request, {**model, **base})
+            found[client] = replace(InFlight.of(asked, None, time.monotonic()), repeated=True)
+        self.interrupted, self.arrays_then = {}, {}
+        return found
 
 
 def live_pacing(config: Config) -> LivePacing | None:

@@ -7,24 +7,17 @@ any other that is free. Replies enter the sum in an order that does not depend o
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-
-from flwr.app import Message
+from collections.abc import Iterable, Mapping, Sequence
 
 from fedfrozen_app.core.client_order import natural_order
 from fedfrozen_app.core.formatting import counted
-from fedfrozen_app.exchange.client_metrics import declared_metrics
-from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.files.rows import Row
-from fedfrozen_app.server import reply_check
-from fedfrozen_app.server.live_pacing import InFlight, LivePacing, wanted_share
+from fedfrozen_app.server.flights import Arrival, Flights
+from fedfrozen_app.server.live_pacing import LivePacing, wanted_share
 from fedfrozen_app.server.paced_round import PacedRound
 from fedfrozen_app.server.pacer import ClosedRound, replies_of_a_step
 from fedfrozen_app.server.request_messages import RequestMessages
-from fedfrozen_app.server.round_trip import CRASHES
 from fedfrozen_app.server.sampling import cohort_size, draw_cohort, draw_more, population_of
-from fedfrozen_app.server.transport import has_crashed, is_gone
 
 log = logging.getLogger(__name__)
 SHORTEST, LONGEST = 0.01, 0.5  # seconds between two looks for replies
@@ -35,42 +28,85 @@ class LiveRound(PacedRound):
 
     def _draw(self, nodes: Mapping[str, int]) -> list[str]:
         """Nobody yet: who is free shows while the round runs."""
+        connection = self.strategy.federation.connection
+        connection.lateness.round = self.number
         self.closed = ClosedRound()
         self._nodes = nodes
-        self._asked: set[str] = set()  # in this round
-        self._crashes: Counter[str] = Counter()
         self._draws = 0
+        self._flights = Flights(
+            self.pacing,
+            connection,
+            RequestMessages(connection, self.record.traffic),
+            self.strategy.client_metric_names(),
+            lambda flight: self.pacing.pacer.is_dropped(flight.assignment(0.0), self.number),
+        )
+        self._resume()
         return []
 
+    def _resume(self) -> None:
+        """In the first round of a resumed run: the requests that were at work, and who was asked since."""
+        strategy, connection = self.strategy, self.strategy.federation.connection
+        if self.pacing.asked is not None:
+            self._flights.owed = self.pacing.asked.read(self.number)
+        if not self.pacing.interrupted:
+            return
+        held = {strategy.digests[name]: value for name, value in strategy.model.items()}
+        if self.pacing.unknown(held):  # of clients that were sent the weights that others load themselves
+            held |= connection.foundation.by_digest()
+        for client, flight in self.pacing.resumed(held, strategy.model).items():
+            if flight is None:
+                log.warning(
+                    "The request that client %s was at work on cannot be made again: it is free, and what it "
+                    "has trained for that request is lost.",
+                    client,
+                )
+            else:
+                self.pacing.flights[client] = flight
+        if again := len(self.pacing.flights):
+            log.info("%s at work when the run was interrupted: asking again.", counted(again, "request"))
+
     def _collect(self) -> None:
-        began = time.monotonic()
-        pacing, transport = self.pacing, self.strategy.federation.connection.transport
-        self._ends_at = began + (pacing.pacer.config.seconds or transport.timeout)
-        arrived: list[tuple[InFlight, Reply | str]] = []
+        transport = self.strategy.federation.connection.transport
+        self._limit = self.pacing.pacer.config.seconds or transport.timeout
+        self._ends_at = time.monotonic() + self._limit
+        arrived: list[Arrival] = []
         pause = SHORTEST
         while not self._is_over(arrived):
+            self._flights.send_lost(self._nodes)
             self._ask_free()
-            one = next(self._arrivals(), None)
+            one = next(self._flights.arrivals(), None)
             if one is not None:
                 arrived.append(one)
                 pause = SHORTEST
                 continue
-            if time.monotonic() >= self._ends_at or not pacing.flights:
+            if self._must_close(arrived):
                 break
             transport.pause(pause)
             pause = min(2 * pause, LONGEST)
             self._nodes = self.strategy.federation.connection.nodes_of_round()
-        self._give_up()
+        self._flights.give_up()
         self._sum_up(arrived)
 
-    def _is_over(self, arrived: Sequence[tuple[InFlight, Reply | str]]) -> bool:
+    def _is_over(self, arrived: Sequence[Arrival]) -> bool:
         config, pacer = self.pacing.pacer.config, self.pacing.pacer
         if config.name == "deadline":
             fresh = sum(flight.version == self.number for flight, _ in arrived)
             # A round for which nobody was free waits for the next reply.
-            return fresh >= wanted_share(config.share, len(self._asked)) if self._asked else bool(arrived)
-        used = sum(not pacer.is_dropped(flight.assignment(0.0), self.number) for flight, _ in arrived)
-        return used >= replies_of_a_step(config, self._places)
+            asked = len(self._flights.asked)
+            return fresh >= wanted_share(config.share, asked) if asked else bool(arrived)
+        used = sum(
+            not isinstance(reply, str) and not pacer.is_dropped(flight.assignment(0.0), self.number)
+            for flight, reply in arrived
+        )
+        return used >= replies_of_a_step(config, self._places) and not self._owed_now()
+
+    def _must_close(self, arrived: Sequence[Arrival]) -> bool:
+        """Whether nothing more can come, or the time is over. While nobody is at work it does not run: all
+        nodes may be outside their opening hours."""
+        if self.pacing.at_nodes or self._to_send_again():
+            return time.monotonic() >= self._ends_at
+        self._ends_at = time.monotonic() + self._limit
+        return bool(arrived)
 
     @property
     def _places(self) -> int:
@@ -82,101 +118,44 @@ class LiveRound(PacedRound):
 
     def _free(self) -> list[str]:
         """Nodes that may be asked now: none twice for one version of the model."""
-        busy = {*self.pacing.flights, *self._asked}
-        return [client for client in population_of(self._nodes) if client not in busy]
+        busy = {*self.pacing.flights, *self._flights.asked}
+        return [client for client in self._present(population_of(self._nodes)) if client not in busy]
+
+    def _present(self, clients: Iterable[str]) -> list[str]:
+        """Those that are there, and open."""
+        closed = self.strategy.federation.connection.closed
+        return [client for client in clients if client in self._nodes and not closed.is_closed(client)]
+
+    def _to_send_again(self) -> list[str]:
+        flights = self.pacing.flights.items()
+        return self._present(client for client, flight in flights if flight.message_id is None)
+
+    def _owed_now(self) -> list[str]:
+        """Nodes that this round's request was sent to before the run was interrupted, and that are there."""
+        asked = self._flights.asked
+        return self._present(client for client in self._flights.owed if client not in asked)
 
     def _ask_free(self) -> None:
         pacer, free = self.pacing.pacer, self._free()
         if pacer.config.name == "deadline":
-            drawn = {*draw_cohort(self._nodes, pacer.participation, pacer.seed, self.number)}
+            everybody = self.strategy.federation.population(self._nodes)
+            drawn = {*draw_cohort(everybody, pacer.participation, pacer.seed, self.number)}
             chosen = [client for client in free if client in drawn]
         else:
-            count = min(self._places - len(self.pacing.flights), len(free))
-            chosen = draw_more(free, count, pacer.seed, self.number, self._draws) if count > 0 else []
-            self._draws += bool(chosen)
-        if not chosen:
-            return
-        connection = self.strategy.federation.connection
-        trip, messages = self._trip(chosen, None), RequestMessages(connection, self.record.traffic)
-        requests = [trip.client_request(client, self._nodes[client]) for client in chosen]
-        sent = connection.transport.send([messages.make(one, messages.missing(one)) for one in requests])
-        now = time.monotonic()
-        for asked, message_id in zip(requests, sent, strict=True):
-            self._asked.add(asked.client)
-            self.pacing.flights[asked.client] = InFlight.of(asked, message_id, now)
-            state = f"was sent the request of round {self.number}"
-            connection.membership.last_state[asked.client] = state
-            self.closed.asked.append(self.pacing.flights[asked.client].assignment(now))
+            chosen = [client for client in self._owed_now() if client in free]
+            others = [client for client in free if client not in chosen]
+            places = self._places - len(self.pacing.at_nodes) - len(chosen)
+            if (count := min(places, len(others))) > 0:
+                chosen += draw_more(others, count, pacer.seed, self.number, self._draws)
+                self._draws += 1
+        if chosen:
+            trip = self._trip(chosen, None)
+            requests = [trip.client_request(client, self._nodes[client]) for client in chosen]
+            self._flights.send(self.number, requests)
 
     # Replies -----------------------------------------------------------------------------------------
 
-    def _arrivals(self) -> Iterator[tuple[InFlight, Reply | str]]:
-        """Replies that are in, one at a time: those that no step needs yet stay where they are."""
-        transport = self.strategy.federation.connection.transport
-        for client, flight in list(self.pacing.flights.items()):
-            message = transport.receive(flight.message_id, 0.0)
-            if message is None:
-                continue
-            if (reply := self._read(flight, message)) is not None:
-                del self.pacing.flights[client]
-                answered = "did not answer" if isinstance(reply, str) else "answered"
-                last_state = self.strategy.federation.connection.membership.last_state
-                last_state[client] = f"{answered} round {flight.version}"
-                yield flight, reply
-
-    def _read(self, flight: InFlight, message: Message) -> Reply | str | None:
-        """The reply, checked under its own request; None while there is none: the node is gone, or was sent
-        what it lacks."""
-        connection, asked = self.strategy.federation.connection, flight.asked
-        if is_gone(message) or has_crashed(message):
-            return self._lost(flight, message)
-        reply = reply_check.read(connection, asked, message, self.record.traffic)
-        foundation = connection.foundation
-        if asked.client not in foundation.clients and foundation.is_asked_for(reply, asked.request):
-            foundation.clients.add(asked.client)
-            request, model = foundation.add_to(asked.request, asked.model)
-            flight.asked = asked._replace(request=request, model=model)
-            names = connection.membership.ledger.missing(asked.client, request.base)
-            self._send_again(flight, names)
-            return None
-        lacks = [] if isinstance(reply, str) or reply.request != asked.request.digest else reply.lacks
-        if lacks and flight.sent_again < 2:  # first what it lacks; then all, which works without a cache
-            names = [name for name in asked.request.base if flight.sent_again or name in lacks]
-            log.info("Client %s lacks %s.", asked.client, counted(len(lacks), "array"))
-            self._send_again(flight, names)
-            return None
-        declared = declared_metrics(asked.request, self.strategy.client_metric_names())
-        return reply_check.check(connection, asked, reply, declared)
-
-    def _send_again(self, flight: InFlight, names: list[str]) -> None:
-        connection = self.strategy.federation.connection
-        messages = RequestMessages(connection, self.record.traffic)
-        (flight.message_id,) = connection.transport.send([messages.make(flight.asked, names, lacking=True)])
-        flight.sent_again += 1
-
-    def _lost(self, flight: InFlight, message: Message) -> str | None:
-        """The node is free again, and asked again when it is there. One that crashes again and again in a
-        round has failed."""
-        client = flight.asked.client
-        self._crashes[client] += has_crashed(message)
-        if self._crashes[client] >= CRASHES:
-            return f"failed {CRASHES} times: {message.error.reason or 'its executor ended'}"
-        title = self.strategy.federation.connection.membership.called(client)
-        log.warning("%s lost the request of round %d: it is asked again.", title, flight.version)
-        del self.pacing.flights[client]
-        self._asked.discard(client)
-        return None
-
-    def _give_up(self) -> None:
-        """Requests without a reply for so long that Flower keeps them no more: the nodes are free again."""
-        limit = time.monotonic() - self.strategy.federation.connection.transport.timeout
-        for client, flight in list(self.pacing.flights.items()):
-            if flight.sent_at < limit:
-                title = self.strategy.federation.connection.membership.called(client)
-                log.warning("%s has not answered round %d: it is given up.", title, flight.version)
-                del self.pacing.flights[client]
-
-    def _sum_up(self, arrived: Sequence[tuple[InFlight, Reply | str]]) -> None:
+    def _sum_up(self, arrived: Sequence[Arrival]) -> None:
         """In the order of a paced round: this version's by client, then late ones by version and client."""
         now, late = time.monotonic(), []
         ordered = sorted(arrived, key=lambda one: (one[0].version, natural_order(one[0].asked.client)))
@@ -200,4 +179,10 @@ class LiveRound(PacedRound):
 
     def _complete(self, row: Row) -> None:
         self._add_staleness(row, list(self.pacing.flights))
-        row["pacing"]["asked"] = list(dict.fromkeys(one.client for one in self.closed.asked))
+        row["pacing"]["asked"] = self._flights.asked
+        closed = self.strategy.federation.connection.closed
+        others = {
+            "given_up": self._flights.dropped,
+            "outside_hours": [client for client in population_of(self._nodes) if closed.is_closed(client)],
+        }
+        row["pacing"] |= {key: clients for key, clients in others.items() if clients}

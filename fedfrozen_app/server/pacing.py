@@ -62,7 +62,8 @@ class Pacing:
         late, sums = self.late.state_dict(), self.sums.state_dict()
         return {"pacer": self.pacer.state_dict(), "late": late} | ({"sums": sums} if sums else {})
 
-    def arrays(self) -> dict[str, Tensor]:
+    def arrays(self, held: Collection[str] = ()) -> dict[str, Tensor]:
+        """`held`: digests of the arrays that the checkpoint has anyway."""
         return self.late.arrays() | self.sums.arrays()
 
     def load(

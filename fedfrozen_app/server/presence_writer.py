@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedfrozen_app.files.presence import Presence, SiteState, write_presence
+from fedfrozen_app.server.closed_sites import ClosedSites
 from fedfrozen_app.server.lateness import Lateness
 from fedfrozen_app.server.membership import MUTE, Membership
 
@@ -22,6 +23,7 @@ class PresenceWriter:
     folder: Path
     membership: Membership
     lateness: Lateness
+    closed: ClosedSites = field(default_factory=ClosedSites)
     _states: dict[str, SiteState] = field(default_factory=dict)
     _online: frozenset[int] = frozenset()
     _asked: float | None = None
@@ -40,7 +42,7 @@ class PresenceWriter:
         invitation, awaited = self.membership.invitation, self.lateness.awaited
         written = Presence(
             moment(),
-            awaited.round if awaited is not None else 0,
+            awaited.round if awaited is not None else self.lateness.round,
             invitation.proposal.hash if invitation.proposal is not None else "",
             invitation.version,
             tuple(found.values()),
@@ -75,9 +77,11 @@ class PresenceWriter:
             return "waiting", ""
         if (refusal := self.membership.refusals.get(node)) is not None:
             return ("mute" if refusal == MUTE else "refused"), refusal
+        if closed := self.closed.sentence(name):
+            return "asleep", closed
         if last.startswith("was sent"):
-            awaited = self.lateness.awaited
-            late = awaited is not None and awaited.client == name and awaited.is_late
+            awaited = self.lateness.of(name)
+            late = awaited is not None and awaited.is_late
             return ("late" if late else "busy"), ""
         if last.startswith("did not answer"):
             return "mute", last

@@ -99,6 +99,9 @@ class RoundTrip:
         """Its last reply, not checked yet, and the request that it answers in the end."""
         asked, message = self._receive(asked, message_id, deadline)
         reply = reply_check.read(self.connection, asked, message, self.traffic)
+        while isinstance(reply, Reply) and reply.opens_in and time.monotonic() + reply.opens_in < deadline:
+            self._wait_until_open(asked.client, reply.opens_in)
+            reply = self._send_again(asked, self._messages.missing(asked), deadline)
         foundation = self.connection.foundation
         if asked.client not in foundation.clients and foundation.is_asked_for(reply, asked.request):
             log.info("Client %s has other weights than the federation's: sending these, once.", asked.client)
@@ -115,6 +118,13 @@ class RoundTrip:
             log.info("Client %s lacks %s: sending %d.", asked.client, lacking, len(wanted))
             reply = self._send_again(asked, wanted, deadline, lacking=True)
         return asked, reply
+
+    def _wait_until_open(self, client: str, seconds: float) -> None:
+        """A site outside its opening hours has begun nothing: it is asked again when it opens."""
+        closed, membership = self.connection.closed, self.connection.membership
+        closed.close(client, membership.called(client), seconds)
+        while closed.is_closed(client):
+            self.connection.transport.pause(0.5)
 
     def _receive(
         self, asked: ClientRequest, message_id: str, deadline: float

@@ -11,9 +11,11 @@ from fedfrozen_app.server.base import PlannedFedAvg
 
 
 def arrays_to_keep(strategy: PlannedFedAvg) -> dict[str, Tensor]:
-    pacing, broadcast = strategy.federation.connection.pacing, strategy.federation.connection.broadcast
+    connection = strategy.federation.connection
+    pacing, broadcast = connection.pacing, connection.broadcast
+    held = {*strategy.digests.values(), *connection.foundation.digests} if pacing is not None else ()
     return with_owners(
-        pacing={} if pacing is None else pacing.arrays(),
+        pacing={} if pacing is None else pacing.arrays(held),
         strategy=strategy.state(),
         server_optimizer=strategy.optimizer.state(),
         broadcast={} if broadcast.coder is None else broadcast.state(strategy.digests),

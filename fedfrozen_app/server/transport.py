@@ -61,25 +61,18 @@ class Transport:
         the server notices, Flower considers the request in work forever. `probe`: send such later
         messages, and tell the operator of a late reply.
         """
-        probes: list[str] = []
-        pause = ALIVE_FIRST
-        probe_at = time.monotonic() + pause
+        probes = Probes(self, node)
         while True:
-            until = min(deadline, probe_at, awaited.late_at) if probe else deadline
+            until = min(deadline, probes.due_at, awaited.late_at) if probe else deadline
             message = self.receive(message_id, until)
             now = time.monotonic()
             if message is not None or now >= deadline:
                 return message, False
             if now >= awaited.late_at:
                 awaited.warn_late()
-            if now < probe_at:
-                continue
-            if any(self.receive(sent, 0.0) is not None for sent in probes):
+            if probes.answered(now):
                 message = self.receive(message_id, 0.0)  # it may have answered both since
                 return message, message is None
-            probes += self.send([alive_message(node, self.lifetime)])
-            pause = min(2 * pause, ALIVE_PAUSE)
-            probe_at = time.monotonic() + pause
 
     def blocks(self, message_ids: Sequence[str]) -> list[list[str]]:
         """The order in which to fetch replies. A grid that trains clients together has blocks."""
@@ -126,6 +119,27 @@ class Transport:
             for message in self.grid.pull_messages(list(self._unanswered)):
                 self._unanswered.discard(message.metadata.reply_to_message_id)
             time.sleep(0.2)
+
+
+class Probes:
+    """Later messages to a site that owes a reply, ever more rarely: an answer to one of them shows that the
+    site has lost the request."""
+
+    def __init__(self, transport: Transport, node: int) -> None:
+        self._transport, self._node, self._pause = transport, node, ALIVE_FIRST
+        self._sent: list[str] = []
+        self.due_at = time.monotonic() + self._pause
+
+    def answered(self, now: float) -> bool:
+        """Whether one of them is answered; sends another when it is time to."""
+        if now < self.due_at:
+            return False
+        if any(self._transport.receive(sent, 0.0) is not None for sent in self._sent):
+            return True
+        self._sent += self._transport.send([alive_message(self._node, self._transport.lifetime)])
+        self._pause = min(2 * self._pause, ALIVE_PAUSE)
+        self.due_at = time.monotonic() + self._pause
+        return False
 
 
 def with_grace(timeout: float) -> float:

@@ -23,6 +23,7 @@ from fedfrozen_app.sites.differencing import SumMemory
 FIRST = "0" * 64
 COUNTED = (
     *("sent", "again", "lacks", "hello", "pending", "refused", "failed", "declined", "judged"),
+    "closed",  # asked outside its opening hours
     *("chose", "keys"),  # of a masked round
     *("census", "survival", "survival_masks"),
 )

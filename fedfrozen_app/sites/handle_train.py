@@ -7,6 +7,8 @@
 - Masks belong to one session and are not stored. What leaves is in the audit log before it leaves.
 """
 
+import datetime
+import logging
 from dataclasses import replace
 
 import numpy as np
@@ -25,11 +27,14 @@ from fedfrozen_app.secure.work import encoded, masked, noised, noised_name, nois
 from fedfrozen_app.sites import train_guards
 from fedfrozen_app.sites.check_train import CheckedRequest, check_limits, check_request
 from fedfrozen_app.sites.client_run import ClientRun
+from fedfrozen_app.sites.opening_hours import opens_at, seconds_until
 from fedfrozen_app.sites.refusals import refusing_what_masks_refuse
 from fedfrozen_app.sites.reply_filter import filtered
 from fedfrozen_app.sites.request_states import State, Transition, process_request
 from fedfrozen_app.sites.site_state import Incoming, SiteState
 from fedfrozen_app.sites.train_progress import SiteReply, TrainProgress
+
+log = logging.getLogger(__name__)
 
 
 def handle_train(site: SiteState, incoming: Incoming) -> Message:
@@ -85,6 +90,24 @@ def stored_reply(site: SiteState, checked: CheckedRequest) -> SiteReply | None:
 def recall(progress: TrainProgress) -> None:
     """Send what is stored: the arrays that a masked update is the difference to must be here."""
     find_base(progress, sent=True)
+
+
+def postpone(progress: TrainProgress) -> None:
+    """Outside the opening hours nothing new begins; what is stored may be sent."""
+    site, incoming = progress.site, progress.incoming
+    opens = opens_at(incoming.policy.availability)
+    if opens is None:  # it has opened in this moment
+        opens = datetime.datetime.now()
+    site.check_limit("requests outside its opening hours", incoming.policy.refusals_per_day, "closed")
+    log.info("Round %d waits: outside the opening hours, until %s.", progress.checked.request.round, opens)
+    site.audit.write("closed", **incoming.details, opens=f"{opens:%Y-%m-%d %H:%M}")
+    reply = Reply(
+        progress.checked.request.digest,
+        declined=f"is outside its opening hours, and opens on {opens:%A at %H:%M}, its own time",
+        opens_in=seconds_until(opens),
+        anchor=site.audit.head,
+    )
+    progress.answer = train_reply(incoming.message, reply, local=False)
 
 
 # Prepared, charged, trained -----------------------------------------------------------------------------
@@ -259,6 +282,10 @@ def is_stored(progress: TrainProgress) -> bool:
     return progress.outcome is not None
 
 
+def is_closed(progress: TrainProgress) -> bool:
+    return opens_at(progress.incoming.policy.availability) is not None
+
+
 def is_lacking(progress: TrainProgress) -> bool:
     return bool(progress.lacks)
 
@@ -270,6 +297,7 @@ TRANSITIONS: tuple[Transition[TrainProgress], ...] = (
     Transition(State.ADMITTED, State.RECALLED, recall, train_guards.problem_of_recall, when=is_stored),
     Transition(State.RECALLED, State.ASKED, ask_for_arrays, train_guards.problem_of_answer, when=is_lacking),
     Transition(State.RECALLED, State.NOISED, add_noise, train_guards.problem_of_noise),
+    Transition(State.ADMITTED, State.POSTPONED, postpone, train_guards.problem_of_answer, when=is_closed),
     Transition(State.ADMITTED, State.PREPARED, prepare, train_guards.problem_of_preparation),
     Transition(State.PREPARED, State.ASKED, ask_for_arrays, train_guards.problem_of_answer, when=is_lacking),
     Transition(State.PREPARED, State.CHARGED, charge, train_guards.problem_of_charge),

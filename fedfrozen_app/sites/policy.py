@@ -18,6 +18,7 @@ from fedfrozen_app.exchange.proposal import MASKED_FORMAT, Proposal
 from fedfrozen_app.exchange.text_part import TextPart
 from fedfrozen_app.secure.roster import NEIGHBOURS
 from fedfrozen_app.sites.kit import read_yaml
+from fedfrozen_app.sites.opening_hours import checked_hours
 from fedfrozen_app.sites.shown_settings import is_noise_in_sum
 from fedfrozen_app.sites.views import View
 from fedfrozen_app.study.site_rules import MODES
@@ -87,6 +88,7 @@ class Policy:
     subgroups: tuple[str, ...] = ()  # columns by which a model is evaluated separately
     monitoring: str = "none"  # what `fedfrozen site metrics` shows: nothing, health, or work too
     forbidden_columns: tuple[str, ...] = ()  # that no run, census or study reads, whatever a view says
+    availability: tuple[str, ...] = ()  # hours in which it trains, by its own clock; none: always
 
     @classmethod
     def read(cls, path: Path) -> "Policy":
@@ -279,6 +281,8 @@ def _checked(key: str, value: Any, path: Path) -> Any:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise UserError(f"{path}: {key} must be a list of words.")
         return tuple(value)
+    if key == "availability":
+        return checked_hours(value, path)
     if key in NUMBERS:
         whole = key in WHOLE
         good = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)

@@ -34,9 +34,10 @@ class State(StrEnum):
     LOGGED = "logged"  # in the audit log, before it leaves
     SENT = "sent"
     ASKED = "asked"  # for arrays that are not here
+    POSTPONED = "postponed"  # outside the site's opening hours: nothing was charged or trained
 
 
-FINAL = (State.SENT, State.ASKED)
+FINAL = (State.SENT, State.ASKED, State.POSTPONED)
 
 
 class Progress(Protocol):

@@ -92,6 +92,8 @@ def check_certificate(kit: Kit) -> str:
 def check_policy(kit: Kit) -> str:
     policy = Policy.read(kit.policy)
     line = f"strategies {', '.join(policy.strategies)}; roles {', '.join(policy.upload_roles)}"
+    if policy.availability:
+        line += f"; trains {', '.join(policy.availability)}"
     if policy.census_matches and not policy.sends_hashes:
         line += "; census_matches has no effect, because privacy_required lets no exact hash of a row leave"
     return line

@@ -91,6 +91,7 @@ survival_regression: false                 # sums of covariates too, at coeffici
 survival_answers_per_day: 60               # a Cox regression takes one for each step
 subgroups: []                              # columns by which a model is judged apart: [sex, age_band]
 forbidden_columns: []                      # no run on a table, census or study reads them
+availability: []                           # hours in which it trains: [Mon-Fri 19:00-07:00]; []: always
 downloads: false                           # models or data from the Hugging Face hub
 tokenizers: any                            # own: no run that brings subwords learned at the server
 max_tokens: 8192                           # of a text that this site reads for a run

@@ -16,7 +16,18 @@ MASKED = (*BUFFERED, "secure_aggregation=on")
     ("words", "sentence"),
     [
         (("pacing=buffered",), "pacing=buffered goes by the virtual time at which clients reply: add clock="),
-        (("pacing=buffered", "runtime=deployed"), "and not for runtime=deployed: use pacing=synchronous."),
+        (
+            ("pacing=buffered", "runtime=deployed", "secure_aggregation=on"),
+            "with runtime=deployed pacing=buffered lets each reply at its own time: use pacing=synchronous",
+        ),
+        (
+            ("pacing=deadline", "pacing.seconds=9", "pacing.partial=true", "runtime=deployed"),
+            "with runtime=deployed it is not: leave it out",
+        ),
+        (
+            ("pacing=buffered", "runtime=deployed", "checkpoint.every=5"),
+            "checkpoint.every=5 leaves rounds without a checkpoint, and with pacing=buffered sites reply in",
+        ),
         (
             (*DEADLINE, "runtime=flower"),
             "the real time of nodes with runtime=flower, and clock=profiles by a",

@@ -6,6 +6,7 @@ import pytest
 
 from fedfrozen_app.files.presence import read_presence
 from fedfrozen_app.server import presence_writer
+from fedfrozen_app.server.closed_sites import ClosedSites
 from fedfrozen_app.server.lateness import Awaited, Lateness
 from fedfrozen_app.server.membership import MUTE, Invitation, Membership, NodeState
 from fedfrozen_app.server.presence_writer import PresenceWriter
@@ -109,3 +110,23 @@ def test_an_excluded_site_is_not_watched(seen):
     seen.membership.excluded = frozenset({"far"})
     seen.write()
     assert "far" not in states(seen.folder)
+
+
+def test_where_no_round_waits_each_site_is_late_by_its_own_and_a_closed_one_sleeps(seen):
+    seen.write.closed = ClosedSites()
+    seen.known.round = 7
+    for name in ("north", "south"):
+        seen.membership.last_state[name] = "was sent the request of round 6"
+        seen.known.at_work[name] = Awaited(seen.known, lambda: "The site", 6, 0.0, float("inf"), name)
+    seen.known.at_work["south"].troubled = True
+    seen.write.closed.close("west", "The site west", 3600.0)
+    seen.write()
+    found = {site.name: site for site in read_presence(seen.folder).sites}
+    assert {name: found[name].state for name in ("north", "south", "west", "east")} == {
+        "north": "busy",
+        "south": "late",
+        "west": "asleep",
+        "east": "there",
+    }
+    assert "is outside its opening hours, and is asked again at " in found["west"].sentence
+    assert read_presence(seen.folder).round == 7

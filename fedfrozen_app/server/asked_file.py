@@ -1,0 +1,38 @@
+"""`flower/asked.json`: who was asked in the round that goes on, written before the requests leave.
+
+A checkpoint is older than that. The run that resumes from it asks these clients first, for the same round:
+its request is the same, so that a site which has trained for it sends its stored reply, and pays once.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedfrozen_app.core.errors import DAMAGED
+from fedfrozen_app.files.disk import patient, replace_file
+
+FILE = Path("flower") / "asked.json"
+
+
+@dataclass
+class AskedFile:
+    path: Path
+
+    @classmethod
+    def of(cls, folder: Path) -> "AskedFile":
+        return cls(folder / FILE)
+
+    @patient
+    def write(self, server_round: int, clients: Sequence[str]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(self.path, json.dumps({"round": server_round, "clients": list(clients)}))
+
+    def read(self, server_round: int) -> list[str]:
+        """Those of this round, in the order in which they were asked; of another, or without a file, none."""
+        try:
+            found = json.loads(self.path.read_text("utf-8"))
+            same = found["round"] == server_round
+            return [str(client) for client in found["clients"]] if same else []
+        except DAMAGED:
+            return []
