@@ -10,7 +10,7 @@ from typing import Any
 from opentelemetry.sdk.trace import IdGenerator, ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from fedfrozen_app.core.tracing import NUMBERS, SPANS
+from fedfrozen_app.core.trace_names import NUMBERS, SPANS
 
 log = logging.getLogger(__name__)
 

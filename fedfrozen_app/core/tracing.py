@@ -16,28 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.trace_names import NUMBERS, SPANS
 
 VARIABLE = "FEDFROZEN_TRACES"
 SERVICES = ("server", "site")
-SPANS = frozenset(
-    {
-        *("round", "train", "aggregate", "evaluate"),  # at the server
-        *("task", "receive", "request", "send"),  # at a site's executor
-        *(
-            "checked",
-            "approved",
-            "admitted",
-            "recalled",
-            "prepared",
-            "charged",
-            "trained",
-            "noised",
-            "stored",
-        ),
-        *("masked", "stepped", "logged", "sent", "asked"),  # the states of a train request
-    }
-)
-NUMBERS = frozenset({"round", "clients_ok", "clients_failed", "bytes_up", "bytes_down"})
 MOST_ROUNDS = 10**9
 
 _tracer: Any = None

@@ -13,16 +13,17 @@ from fedfrozen_app.sites.kit import read_yaml
 
 ENGLISH = Path(__file__).parent / "texts.yaml"
 PLACE = re.compile(r"\{([a-z_]+)\}")
+COMMAND = re.compile(r"`([^`]+)`")
 
 
 @dataclass(frozen=True)
 class Texts:
-    """By key. A text is plain: what it holds, and what is put into its places, is escaped."""
+    """By key. A text is plain, but for `commands`: what it holds, and what is put into it, is escaped."""
 
     texts: Mapping[str, str]
 
     def __call__(self, key: str, **values: Any) -> Markup:
-        text = str(escape(self.texts[key]))
+        text = COMMAND.sub(r"<code>\1</code>", str(escape(self.texts[key])))
         return Markup(PLACE.sub(lambda found: str(escape(values[found[1]])), text))
 
     def __contains__(self, key: str) -> bool:

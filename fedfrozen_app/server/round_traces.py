@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from fedfrozen_app.core.tracing import NUMBERS, is_tracing, record_round, start_tracing
+from fedfrozen_app.core.trace_names import NUMBERS
+from fedfrozen_app.core.tracing import is_tracing, record_round, start_tracing
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server.base import PlannedFedAvg
 from fedfrozen_app.server.connection import Connection

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedfrozen_app.core import tracing
 from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.trace_names import NUMBERS, SPANS
 
 pytest.importorskip("opentelemetry.sdk", reason="opentelemetry-sdk is not installed (extra tracing)")
 
@@ -29,7 +30,7 @@ FORMAT = {
     *("spans", "traceId", "spanId", "parentSpanId", "kind", "startTimeUnixNano", "endTimeUnixNano"),
     *("intValue", "doubleValue", "service.name", "fedfrozen-site", "fedfrozen-server", "fedfrozen"),
 }
-KNOWN = FORMAT | tracing.SPANS | tracing.NUMBERS
+KNOWN = FORMAT | SPANS | NUMBERS
 ID = re.compile(r"[0-9a-f]{16}|[0-9a-f]{32}|[0-9]{1,20}")
 each = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

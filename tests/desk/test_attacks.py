@@ -318,6 +318,10 @@ def test_a_translation_has_the_same_places(tmp_path):
         read_texts(path)
     path.write_text(ENGLISH.read_text().replace("Waiting", "<b>Wartet</b>"))
     assert read_texts(path)("nav_waiting") == "&lt;b&gt;Wartet&lt;/b&gt;"
+    path.write_text(ENGLISH.read_text().replace("Waiting", "`<i>`"))
+    assert read_texts(path)("nav_waiting") == "<code>&lt;i&gt;</code>"
+    spoken = read_texts(ENGLISH)("unread_why", problem="`<i>x</i>`")  # what is put in makes no command
+    assert "<code>" not in spoken and "<i>" not in spoken
 
 
 def test_every_text_is_used_and_every_used_text_is_there():

@@ -12,6 +12,7 @@ from fedfrozen_app.files.lease import Owner
 from fedfrozen_app.files.presence import STATES, Presence, SiteState, read_presence, write_presence
 from fedfrozen_app.report.site_states import TO_DO, WORDS, version_of
 
+from .browser import sideways
 from .conftest import make_rows, save
 from .test_page import Page
 
@@ -112,3 +113,15 @@ def test_in_a_browser_narrow_and_dark(tmp_path, visit):
             assert page.locator("table.sites tbody tr").count() == len(STATES)
             assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
             page.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_to_do_is_within_a_narrow_window(tmp_path, visit, scheme):
+    """On a telephone, too: no scrolling, neither of the page nor of the table."""
+    pages = watched(tmp_path / "run", *STATES, rows=make_rows(rounds=2))
+    (tmp_path / "page.html").write_text(pages.page("/", "").replace("data-version", "data-no-version"))
+    page = visit(tmp_path / "page.html", width=400, scheme=scheme)
+    assert sideways(page) == 0
+    boxes = [cell.bounding_box() for cell in page.locator(".sites td:last-child").all()]
+    assert len(boxes) == len(STATES) and all(box["x"] + box["width"] <= 400 for box in boxes)
