@@ -147,11 +147,21 @@ class LivePacing(Pacing):
             if not all(digest in known for digest in request.base.values()):
                 found[client] = None
                 continue
-            base = {name: known[digest] for name, digest in request.base.items()}
+            base = arrays_named(request.base, known)
             asked = ClientRequest(client, 0, request, {**model, **base})
             found[client] = replace(InFlight.of(asked, None, time.monotonic()), repeated=True)
         self.interrupted, self.arrays_then = {}, {}
         return found
+
+
+def arrays_named(base: Mapping[str, str], known: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By name. Equal arrays get memory of their own each: a message's arrays must not share it."""
+    found: dict[str, Tensor] = {}
+    used: set[str] = set()
+    for name, digest in base.items():
+        found[name] = known[digest].clone() if digest in used else known[digest]
+        used.add(digest)
+    return found
 
 
 def live_pacing(config: Config) -> LivePacing | None:

@@ -19,7 +19,7 @@ from fedfrozen_app.server import flights
 from fedfrozen_app.server.asked_file import AskedFile
 from fedfrozen_app.server.closed_sites import ClosedSites
 from fedfrozen_app.server.connection import connect
-from fedfrozen_app.server.live_pacing import InFlight, LivePacing, RealTime
+from fedfrozen_app.server.live_pacing import InFlight, LivePacing, RealTime, arrays_named
 from fedfrozen_app.server.make_pacer import make_pacer
 from fedfrozen_app.server.request_messages import ClientRequest
 from tests.conftest import SMALL, Run, same_bits
@@ -151,6 +151,13 @@ def test_a_checkpoint_holds_the_requests_and_what_it_does_not_hold_anyway(config
     assert flight is not None and flight.asked.request.digest == REQUEST.digest
     assert flight.message_id is None and flight.repeated and flight.version == 4
     assert torch.equal(flight.asked.model["a"], old) and torch.equal(flight.asked.model["b"], same)
+
+
+def test_equal_arrays_of_a_request_share_no_memory():
+    zeros = torch.zeros(3)
+    found = arrays_named({"a": "0", "b": "0", "c": "0"}, {"0": zeros})
+    assert all(torch.equal(value, zeros) for value in found.values())
+    assert len({value.data_ptr() for value in found.values()}) == 3
 
 
 def test_a_request_whose_model_is_gone_leaves_its_client_free(config):
