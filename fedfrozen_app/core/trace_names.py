@@ -9,6 +9,7 @@ SPANS = frozenset(
             "approved",
             "admitted",
             "recalled",
+            "postponed",
             "prepared",
             "charged",
             "trained",

@@ -172,5 +172,5 @@ def diff_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple
     """(key, before, after). Columns of a table come first by their names, and last by how they are read."""
     names = [sorted(one.get("table", {}).get("columns", {})) for one in (before, after)]
     found = sorted(changes(before, after), key=lambda one: one.key.startswith("table."))
-    first = [(TABLE, *map(shown, names))] if names[0] != names[1] else []
+    first = [(TABLE, shown(names[0]), shown(names[1]))] if names[0] != names[1] else []
     return [*first, *((one.key, shown(one.before), shown(one.after)) for one in found)]
