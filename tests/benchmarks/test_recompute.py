@@ -161,7 +161,8 @@ def test_every_result_file_names_its_commit_or_says_what_is_known(recompute):
         name = str(path.relative_to(recompute.RESULTS))
         if path.suffix == ".json" and name != "commits.json":
             found = json.loads(path.read_text())
-            assert found.get("commit") or found.get("git_commit"), name
+            named = found.values() if name == "capsules.json" else [found]  # of each capsule
+            assert all(one.get("commit") or one.get("git_commit") for one in named), name
         elif path.suffix == ".jsonl":
             rows = [json.loads(line) for line in path.read_text().splitlines()]
             without = sum(not row.get("commit") for row in rows)

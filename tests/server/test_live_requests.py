@@ -25,7 +25,10 @@ from fedfrozen_app.server.request_messages import ClientRequest
 from tests.conftest import SMALL, Run, same_bits
 from tests.server.test_unreliable import BAD, Grid, without_pictures
 
-BUFFERED = ("runtime=flower", "pacing=buffered", "pacing.concurrency=3", "pacing.buffer=2", "strategy=fedavg")
+BUFFERED = (
+    *("runtime=flower", "pacing=buffered", "pacing.concurrency=3", "pacing.buffer=2", "strategy=fedavg"),
+    "client.lr_schedule=constant",  # so that a run of three rounds is the beginning of one of five
+)
 
 
 @pytest.fixture(autouse=True)
