@@ -83,7 +83,7 @@ def launcher_explained() -> Iterator[None]:
         if not str(frame.f_globals.get("__name__")).startswith("submitit"):
             raise
         reason = next(iter(str(error).splitlines()), type(error).__name__).strip()
-        raise SweepFailed(
+        raise UserError(
             f"The cluster took none of these jobs ({reason}): correct hydra.launcher.* (`sinfo` lists "
             "partitions), then the same command continues."
         ) from error
