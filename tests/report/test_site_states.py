@@ -45,7 +45,7 @@ def test_every_state_has_its_words_and_what_to_do(tmp_path):
     text = text_of(watched(tmp_path / "run", *STATES, rows=make_rows(rounds=2)))
     for state in STATES:
         assert WORDS[state] in text
-        assert (state in TO_DO) == (state not in ("there", "busy"))
+        assert (state in TO_DO) == (state not in ("there", "busy", "asleep"))  # which says when it opens
     assert "03:04:05 UTC" in text and f"fedfrozen site approve {HASH[:12]}" in text
     assert "this is sources abc" in text and HASH in text
 
