@@ -108,6 +108,7 @@ def listening(port: int) -> socket.socket:
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         place.bind((HOST, port))
+        place.listen()  # who opens the address at once waits for the page, and is not turned away
     except (OSError, OverflowError) as error:
         place.close()
         raise UserError(

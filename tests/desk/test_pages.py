@@ -1,5 +1,6 @@
 """What a data steward reads and decides on the page, and that it is what the command line does."""
 
+import socket
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.core.formatting import flatten
 from fedfrozen_app.desk.catalogue import read_texts
+from fedfrozen_app.desk.command import listening
 from fedfrozen_app.desk.proposal_page import diff_rows, table_columns
 from fedfrozen_app.exchange.table_part import TablePart
 from fedfrozen_app.sites import decide
@@ -236,3 +238,8 @@ def test_the_rules_are_shown(kit, browser):
     assert "max_epsilon 8.0" in shown and "fedfrozen" in shown
     kit.policy.write_text("{}")
     assert "does not say" in words_of(browser.get("/rules").text)
+
+
+def test_the_address_can_be_opened_as_soon_as_it_is_shown():
+    with listening(0) as place, socket.create_connection(place.getsockname(), timeout=5):
+        pass
