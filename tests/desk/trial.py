@@ -51,6 +51,7 @@ class Steward:
     pictures: Path | None = None
     steps: list[Step] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    closed: bool = False
     _read: set[str] = field(default_factory=set)
 
     @contextmanager
@@ -103,9 +104,15 @@ class Steward:
         self.faults += [f"{self.steps[-1].name}: does not say '{part}'" for part in missing]
         return shown
 
+    def note_complaint(self, found: Any) -> None:
+        """Of the browser, while the page is open."""
+        if not self.closed:
+            self.faults.append(f"the browser complains: {found}")
+
     def look(self, name: str) -> None:
-        """At two widths, light and dark: faults that can be computed, and pictures for a person."""
-        began = time.monotonic()
+        """At two widths, light and dark: faults that can be computed, and pictures for a person.
+
+        Between steps: it is no part of the steward's time."""
         for width, scheme in LOOKS:
             self.page.set_viewport_size({"width": width, "height": 900})
             self.page.emulate_media(color_scheme=scheme)
@@ -116,8 +123,6 @@ class Steward:
         self.page.set_viewport_size({"width": 1280, "height": 900})
         self.page.emulate_media(color_scheme="light")
         self.page.evaluate("document.activeElement.blur()")
-        if self.steps:
-            self.steps[-1].machine -= time.monotonic() - began  # no part of the steward's time
 
 
 def work(steward: Steward, site: TrialSite, address: str) -> None:
@@ -138,6 +143,7 @@ def work(steward: Steward, site: TrialSite, address: str) -> None:
     revoke_and_limit(steward, site)
     with steward.step("close the page"):
         steward.press("Close this page")
+        steward.closed = True
         steward.read("The page is closed.")
     steward.look("closed")
 
@@ -175,7 +181,7 @@ def read_and_refuse(steward: Steward) -> None:
             "postcode (FORBIDDEN by your rules)",
             'Columns that are read table.columns ["age", "dose", "sex"] ["age", "dose", "postcode", "sex"]',
             *("NO NOISE", "Passes over the rows in each round client.local_epochs 1 2"),
-            *("it takes part in private runs only", "120 people, 120 rows", "NOT masked"),
+            *("it takes part in private runs only", "96 people, 96 rows", "NOT masked"),
         )
     steward.look("bad")
     with steward.step("refuse it with a reason"):
@@ -256,7 +262,7 @@ def trial(browser: Any, folder: Path, *, keyboard: bool = False, pictures: Path 
     steward = Steward(context.new_page(), keyboard, pictures, [first])
     steward.page.set_default_timeout(PATIENCE)
     for kind in ("console", "pageerror"):
-        steward.page.on(kind, lambda found: steward.faults.append(f"the browser complains: {found}"))
+        steward.page.on(kind, steward.note_complaint)
     with desk_of(site) as (address, seconds):
         steward.steps.append(Step("start `fedfrozen site desk`", seconds))
         work(steward, site, address)
