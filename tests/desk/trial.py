@@ -65,7 +65,8 @@ class Steward:
         """A link or button that says this; the last of them, if there are several."""
         if self.keyboard:
             self.focus(word)
-            self.page.keyboard.press("Enter")
+            with self.page.expect_navigation():
+                self.page.keyboard.press("Enter")
         else:
             link, button = (self.page.get_by_role(kind, name=word, exact=True) for kind in ("link", "button"))
             link.or_(button).last.click()
