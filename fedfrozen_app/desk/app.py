@@ -188,7 +188,8 @@ class Desk:
 
     def leave(self, request: Request, body: bytes) -> Response:
         self.close()
-        return HTMLResponse(self.render("message.html", heading="close", text="closed"))
+        # Plain: nobody serves a style sheet any more when the browser asks for it.
+        return HTMLResponse(self.render("message.html", heading="close", text="closed", plain=True))
 
     # Answers -----------------------------------------------------------------------------------------
 

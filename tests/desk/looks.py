@@ -20,7 +20,9 @@ const over = (top, below) => [0, 1, 2].map((at) => top[at] * top[3] + below[at] 
 const behind = (node) => {  // the colour that is painted behind an element
   const layers = [];
   for (let at = node; at; at = at.parentElement) layers.push(parsed(getComputedStyle(at).backgroundColor));
-  const canvas = matchMedia("(prefers-color-scheme: dark)").matches ? [18, 18, 18] : [255, 255, 255];
+  const dark = matchMedia("(prefers-color-scheme: dark)").matches
+    && getComputedStyle(document.documentElement).colorScheme.includes("dark");
+  const canvas = dark ? [18, 18, 18] : [255, 255, 255];
   return layers.reverse().reduce((below, layer) => over(layer, below), canvas);
 };
 """
