@@ -92,12 +92,12 @@ class PacedStudy:
             own = self.runs.get(("nvflare", "fedavg", pacing, NVFLARE_LINK), {})
             scores = [100 * row["score"] for row in own.values()]
             minutes = [row["virtual_seconds"] / 60 for row in own.values()]
-            lines.append([pacing, str(len(own)), spread(scores, 1), spread(minutes, 0)])
+            lines.append([pacing, str(len(own)), mean_and_range(scores, 1), mean_and_range(minutes, 0)])
         head = ["pacing", "seeds", "accuracy (lowest to highest)", "virtual minutes (lowest to highest)"]
         return table(head, lines)
 
 
-def spread(values: Sequence[float], digits: int) -> str:
+def mean_and_range(values: Sequence[float], digits: int) -> str:
     if not values:
         return "-"
     mean, low, high = statistics.fmean(values), min(values), max(values)

@@ -25,7 +25,7 @@ from fedfrozen_app.server.transport import Probes, has_crashed, is_gone
 
 log = logging.getLogger(__name__)
 Arrival = tuple[InFlight, Reply | str]
-PAUSE = 2.0  # seconds until a lost request is sent again: its node may look connected for a moment
+PAUSE = 2.0  # seconds until a lost request is sent again: its node may seem connected for a moment
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Flights:
     pacing: LivePacing
     connection: Connection
     messages: RequestMessages  # which count their bytes in this round
-    metric_names: Sequence[str] = ()  # that clients may send beside those of a request
+    metric_names: Sequence[str] = ()  # that clients may send besides those of a request
     is_too_old: Callable[[InFlight], bool] = lambda flight: False  # for its reply to count
     asked: list[str] = field(default_factory=list)  # for this round, in this order
     owed: list[str] = field(default_factory=list)  # who was asked for it before the run was resumed

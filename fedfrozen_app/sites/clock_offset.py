@@ -1,12 +1,13 @@
 """How far this machine's clock is from the server's, in a file of the meeting folder.
 
 A server refuses a SuperNode whose clock is ahead, and then no process is there that could be asked: Flower
-ends it without a word. So what it measured stays for `fedfrozen site metrics`, and its log has a sentence.
+ends it without a word. `fedfrozen site metrics` reads the offset from this file, and the log has a sentence.
 """
 
 import json
 import logging
 import time
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,14 @@ class ClockFile:
             part.replace(self._path)
         except OSError:  # a full disk has an alert of its own
             part.unlink(missing_ok=True)
+
+
+def offset_of(date: str | None) -> float | None:
+    """From the Date of the server's proxy, to a second; None without one that can be read."""
+    try:
+        return None if date is None else time.time() - parsedate_to_datetime(date).timestamp()
+    except ValueError:
+        return None
 
 
 def last_offset(meeting: Path) -> float | None:

@@ -33,7 +33,7 @@ from fedfrozen_app.core.flower_internals import (
     SendNodeHeartbeatResponse,
     use_fleet_client,
 )
-from fedfrozen_app.sites.clock_offset import ClockFile
+from fedfrozen_app.sites.clock_offset import ClockFile, offset_of
 from fedfrozen_app.sites.inbox import Inbox
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.link import NAME, Contact, Patience
@@ -153,8 +153,7 @@ class SiteFleetClient(FleetHttpClient):
 
     @classmethod
     def read_clock(cls, response: httpx.Response) -> None:
-        offset = cls.connection.contact.meter.read_date(response.headers.get("date"))
-        if offset is not None:
+        if (offset := offset_of(response.headers.get("date"))) is not None:
             cls.connection.clock.note(offset)
 
     def _unary_unary(self, **request: Any) -> Any:

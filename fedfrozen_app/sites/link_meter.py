@@ -1,9 +1,8 @@
-"""What a SuperNode measures of its link to the server: bytes, speed, delay, and how far the clocks differ."""
+"""What a SuperNode measures of its link to the server: bytes, speed and delay."""
 
 import threading
 import time
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 LARGE = 16 * 1024  # bytes of a piece from which its time says how fast the link is
@@ -24,7 +23,6 @@ class LinkMeter:
         self._bytes = {"up": 0, "down": 0}
         self._speed: dict[str, Speed] = {}
         self._delay: float | None = None
-        self._clock: float | None = None
 
     def transferred(self, way: str, size: int, seconds: float) -> None:
         """A piece of a message was sent (`up`) or received (`down`)."""
@@ -37,16 +35,6 @@ class LinkMeter:
         """The server was asked for messages: the smallest request there is."""
         self._delay = seconds
 
-    def read_date(self, date: str | None) -> float | None:
-        """The Date of an answer, from its proxy: compared with this machine's clock, to a second."""
-        if date is None:
-            return None
-        try:
-            self._clock = time.time() - parsedate_to_datetime(date).timestamp()
-        except ValueError:  # a header that is no date says nothing of the clock
-            return None
-        return self._clock
-
     def to_json(self) -> dict[str, Any]:
         now = time.monotonic()
         with self._lock:
@@ -55,5 +43,4 @@ class LinkMeter:
                 "bytes": dict(self._bytes),
                 "speed": {way: one.bytes_per_second for way, one in speed.items()},
                 "delay": self._delay,
-                "clock": self._clock,
             }

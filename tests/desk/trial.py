@@ -110,7 +110,7 @@ class Steward:
         if not self.closed:
             self.faults.append(f"the browser complains: {found}")
 
-    def look(self, name: str) -> None:
+    def check_looks(self, name: str) -> None:
         """At two widths, light and dark: faults that can be computed, and pictures for a person.
 
         Between steps: it is no part of the steward's time."""
@@ -133,7 +133,7 @@ def work(steward: Steward, site: TrialSite, address: str) -> None:
         page.goto(address)
         page.wait_for_selector("h1:has-text('What waits')")
         steward.read("your rules refuse it", "NO privacy noise", "your rules allow it", "epsilon 2")
-    steward.look("waiting")
+    steward.check_looks("waiting")
     read_and_refuse(steward)
     read_and_approve(steward)
     with steward.step("the server trains the approved run (no time of the steward's)"):
@@ -146,12 +146,12 @@ def work(steward: Steward, site: TrialSite, address: str) -> None:
         steward.press("Close this page")
         steward.closed = True
         steward.read("The page is closed.")
-    steward.look("closed")
+    steward.check_looks("closed")
 
 
 def open_request(steward: Steward, run: str) -> None:
     steward.press("Waiting")
-    card = steward.page.locator("article").filter(has_text=run)
+    entry = steward.page.locator("article").filter(has_text=run)
     if steward.keyboard:
         names = steward.page.locator("article h2").all_inner_texts()
         at = next(number for number, name in enumerate(names) if run in name)
@@ -159,7 +159,7 @@ def open_request(steward: Steward, run: str) -> None:
             steward.focus("Read and decide")
         steward.page.keyboard.press("Enter")
     else:
-        card.get_by_role("link").click()
+        entry.get_by_role("link").click()
     steward.page.wait_for_selector(f"h1:has-text('{run}')")
     wait_for_count(steward.page)
 
@@ -184,25 +184,25 @@ def read_and_refuse(steward: Steward) -> None:
             *("NO NOISE", "Passes over the rows in each round client.local_epochs 1 2"),
             *("it takes part in private runs only", "96 people, 96 rows", "NOT masked"),
         )
-    steward.look("bad")
+    steward.check_looks("bad")
     with steward.step("refuse it with a reason"):
         steward.write("reason", "no noise, postcodes, twice the passes")
         steward.press("Refuse")
         steward.page.wait_for_selector("text=Refused by")
         steward.read("no noise, postcodes, twice the passes")
-    steward.look("refused")
+    steward.check_looks("refused")
 
 
 def read_and_approve(steward: Steward) -> None:
     with steward.step("read the good request"):
         open_request(steward, "heart-2")
         steward.read("Your site's rules allow this request.", "spent epsilon 1 of 8", "5 would be left")
-    steward.look("good")
+    steward.check_looks("good")
     with steward.step("approve it"):
         steward.press("Approve")
         steward.page.wait_for_selector("text=Approved by")
         steward.read()
-    steward.look("approved")
+    steward.check_looks("approved")
 
 
 def look_back(steward: Steward) -> None:
@@ -217,7 +217,7 @@ def look_back(steward: Steward) -> None:
         with steward.step(f"look at: {name}"):
             steward.press(name)
             steward.read(*expected)
-        steward.look(name.lower().replace(" ", "-"))
+        steward.check_looks(name.lower().replace(" ", "-"))
 
 
 def revoke_and_limit(steward: Steward, site: TrialSite) -> None:
@@ -291,12 +291,12 @@ def main() -> int:
     )
     parser.add_argument("--keyboard", action="store_true")
     parser.add_argument("--pictures", type=Path)
-    given = parser.parse_args()
-    if given.pictures is not None:
-        given.pictures.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args()
+    if options.pictures is not None:
+        options.pictures.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as driver, tempfile.TemporaryDirectory() as folder:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        steward = trial(browser, Path(folder), keyboard=given.keyboard, pictures=given.pictures)
+        steward = trial(browser, Path(folder), keyboard=options.keyboard, pictures=options.pictures)
         browser.close()
     show(steward)
     return 1 if steward.faults else 0

@@ -2,10 +2,11 @@
 
 import logging
 import time
+from email.utils import formatdate
 
 import pytest
 
-from fedfrozen_app.sites.clock_offset import LASTS, NAME, ClockFile, last_offset
+from fedfrozen_app.sites.clock_offset import LASTS, NAME, ClockFile, last_offset, offset_of
 
 
 def test_the_last_offset_is_known_for_a_while(tmp_path, monkeypatch):
@@ -36,3 +37,8 @@ def test_a_wrong_clock_is_one_sentence_in_the_log(tmp_path, caplog, offset, word
     assert last_offset(tmp_path) == offset
     clock.note(0.2)
     assert last_offset(tmp_path) == 0.2 and len(caplog.records) == 1
+
+
+def test_the_date_of_an_answer_gives_the_offset():
+    assert offset_of(formatdate(time.time() - 120, usegmt=True)) == pytest.approx(120, abs=2)
+    assert offset_of(None) is None and offset_of("no date") is None

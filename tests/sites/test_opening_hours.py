@@ -54,9 +54,9 @@ def test_when_a_site_opens(intervals, now, opens):
 def test_a_policy_says_what_is_wrong_with_its_hours(tmp_path, value, problem):
     path = tmp_path / "policy.yaml"
     path.write_text(yaml.safe_dump({"availability": value} | needed()))
-    with pytest.raises(UserError, match="availability: ") as told:
+    with pytest.raises(UserError, match="availability: ") as error:
         Policy.read(path)
-    assert problem in str(told.value) and "give intervals such as" in str(told.value)
+    assert problem in str(error.value) and "give intervals such as" in str(error.value)
 
 
 def needed() -> dict:

@@ -132,8 +132,8 @@ def test_killed_parties_lose_nothing_and_pay_once(tmp_path, monkeypatch):
             sign = last_sign(deployment.kits / site / "run", part)
             assert sign is not None
             os.kill(sign.pid, signal.SIGKILL)
-        told, _ = training.communicate(timeout=1800)
-        assert training.returncode == 0, told
+        output, _ = training.communicate(timeout=1800)
+        assert training.returncode == 0, output
         run = Run(folder)
         assert [row["round"] for row in run.rows] == list(range(11))
         assert all(row["clients_failed"] == 0 for row in run.rows[1:]), [r.get("failures") for r in run.rows]

@@ -30,12 +30,12 @@ class Killed(Exception):
 
 def closed_for(monkeypatch, seconds):
     """West is closed at its first request, and opens in so many seconds."""
-    looks = Counter()
+    calls = Counter()
 
     def opens_at(intervals):
-        if not intervals or looks["west"] >= 2:  # one that decides, and one that says when it opens
+        if not intervals or calls["west"] >= 2:  # one that decides, and one that says when it opens
             return None
-        looks["west"] += 1
+        calls["west"] += 1
         return datetime.datetime.now() + datetime.timedelta(seconds=seconds)
 
     monkeypatch.setattr(handle_train, "opens_at", opens_at)
@@ -65,7 +65,7 @@ def test_a_closed_site_holds_nobody_up_and_takes_part_when_it_opens(sites, monke
     later = [row["round"] for row in run.rows[1:] if "west" in row["clients"]]
     assert later and min(later) > closed[-1]["round"]
     assert len(events(sites, "west", "closed")) == 1
-    # It was asked anew: nothing is trained for the round in which it was closed.
+    # It was asked again: nothing is trained for the round in which it was closed.
     assert 1 not in {entry["round"] for entry in events(sites, "west", "sent")}
 
 
