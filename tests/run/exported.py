@@ -79,10 +79,10 @@ def scores(worker):
 
 
 def written(run, rows):
-    """What the run wrote after its first prompts."""
+    """What the run wrote after its first prompts; of a text without one, after its first tokens."""
     samples = json.loads((run.folder / "samples.json").read_text())
     return [
-        (row if row.endswith("\n") else row[:OPENING], sample["after"])
+        (row, None if row.endswith("\n") else OPENING, sample["after"])
         for row, sample in zip(rows, samples, strict=False)
     ]
 

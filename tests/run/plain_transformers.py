@@ -112,8 +112,8 @@ def check_pipeline(case, model, expected):
 def check_generation(case, model):
     """As the run wrote after the same prompts, up to where a text ends."""
     read = reader(case)
-    for prompt, after in case["written"]:
-        inputs = read(prompt, return_tensors="pt")
+    for prompt, opening, after in case["written"]:
+        inputs = {name: ids[:, :opening] for name, ids in read(prompt, return_tensors="pt").items()}
         length = inputs["input_ids"].shape[1]
         room = min(case["new_tokens"], read.model_max_length - length)
         new = model.generate(**inputs, max_new_tokens=room)[0, length:]
