@@ -366,9 +366,9 @@ class Schedule:
             missing = [self.placed(cell) for cell in missing]
         free = [cell for cell in missing if cell not in busy and cell not in self.given_up]
         for cell in free:
-            alike = [other for other in free if other.kind == cell.kind]
-            # The first seed of a line is over before the stack of the other two begins.
-            group = [other for other in alike if bool(other.seed) == bool(cell.seed)]
+            group = [other for other in free if other.kind == cell.kind]
+            if not self.options.together:  # the first seed is over before the stack of the others begins
+                group = [other for other in group if bool(other.seed) == bool(cell.seed)]
             most = 1 if EVERY[cell.line].stack in ("", LOOP) else STACK
             for size in range(min(most, len(group)), 0, -1):
                 if self.fits(group[:size]):
@@ -522,6 +522,7 @@ def main(words: Sequence[str] | None = None) -> None:
     command.add_argument("--lines", nargs="+", choices=EVERY, metavar="NAME", help=", ".join(EVERY))
     command.add_argument("--exact", action="store_true", help="NIID-Bench's partitions on exact pixels")
     command.add_argument("--jpeg", type=Path, help="with --exact: the folder of the same rows after JPEG")
+    command.add_argument("--together", action="store_true", help="stack all seeds of a line, the first too")
     command.add_argument("--rows", type=Path, help="where the lines are kept")
     command.add_argument("--commit", default=os.environ.get("FEDFROZEN_COMMIT"), help="without a checkout")
     command.add_argument("--tiny", action="store_true", help="two rounds on digits; kept below --work")
