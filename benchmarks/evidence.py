@@ -236,6 +236,34 @@ class Public:
     def apart(self, one: str, other: str, key: str = "score") -> str:
         return f"{100 * (self.rows[one, 0][key] - self.rows[other, 0][key]):+.1f}"
 
+    def own(self, line: str, key: str) -> dict[int, float]:
+        """By seed, in percent."""
+        return {seed: 100 * row[key] for (name, seed), row in self.rows.items() if name == line}
+
+    def mean(self, line: str, key: str) -> str:
+        """Over the seeds that were run, with their standard deviation."""
+        values = list(self.own(line, key).values())
+        return f"{statistics.fmean(values):.1f}{public_numbers.spread_of(values)}"
+
+    def seeds(self, line: str) -> int:
+        return len(self.own(line, "score"))
+
+    def off_in_the_last_round(self, line: str) -> str:
+        """The mean last round minus NIID-Bench's figure."""
+        return f"{statistics.fmean(self.own(line, 'final').values()) - self.published(line, 1):+.1f}"
+
+    def reproduced(self, line: str) -> str:
+        """The verdict on the best round by rule 1 of the analysis."""
+        setting = public_numbers.EXACT[line]
+        values = list(self.own(line, "best").values())
+        return public_numbers.compared(values, setting.published[0], setting.spread)
+
+    def over(self, one: str, other: str, key: str = "score") -> Difference:
+        """Paired by seed, in points."""
+        found = paired(self.own(one, key), self.own(other, key))
+        assert found is not None
+        return found
+
     def best_round(self, line: str) -> int:
         curve = self.rows[line, 0]["curve"]
         return 1 + curve.index(max(curve))
@@ -243,6 +271,12 @@ class Public:
     @staticmethod
     def published(line: str, place: int = 0) -> float:
         return public_numbers.EVERY[line].published[place]
+
+    @staticmethod
+    def flower(line: str) -> str:
+        """Flower's best round with its printed spread."""
+        found = public_numbers.EVERY[line]
+        return f"{found.published[0]:.1f} ± {found.spread:.1f}"
 
     def off(self, line: str, key: str, place: int = 0) -> str:
         """Ours minus the published figure: 0 is Flower's, 1 NIID-Bench's."""
