@@ -43,7 +43,7 @@ def repair_run(folder: Path) -> list[str]:
                 done.append(sentence)
         bad = {found.name: found for found in check_folder(folder) if found.is_bad}
         done += set_aside(folder, list(bad.values()))
-        if done or not (folder / "report.html").exists():  # an earlier repair may have had no room for it
+        if done or not (folder / "report.html").exists():  # a full disk may have stopped an earlier one
             done += redraw(folder)
     return done
 

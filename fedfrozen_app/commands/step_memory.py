@@ -198,7 +198,7 @@ def measure(config: Config, strategy: PlannedFedAvg, steps: int = STEPS) -> Meas
     on_gpu = worker.device.type == "cuda"
     request = TrainRequest(1, strategy.client_plan(1), {})
     names = Numbered(len(shares.partition.indices))
-    largest = np.argsort(-shares.partition.indices.sizes, kind="stable")[:LISTED]  # of all their rows
+    largest = np.argsort(-shares.partition.indices.sizes, kind="stable")[:LISTED]  # by their rows
     client = max((names[place] for place in sorted(largest)), key=lambda name: len(worker.rows(name).train))
     start = Start(dict(worker.parameters), request.plan.trained)
     eager_steps(worker, client, request, start)  # warm-up, not timed

@@ -13,7 +13,7 @@ from fedfrozen_app.sites.sign import Idleness, Sign, last_sign, processor_time
 
 PARTS = {"supernode": "node", "executor": "exec"}  # and the subcommand that runs it
 LOOK = 1.0  # seconds between two checks
-WAITING = ("waiting", "alone", "asking", "without room")  # states in which they write every few seconds
+WAITING = ("waiting", "alone", "asking", "without room")  # states with a note every few seconds
 PHASES = {
     "waiting": "waiting",
     "alone": "waiting",
