@@ -1,1 +1,1 @@
-"""Making a dual encoder out of an image and a text encoder that have never met."""
+"""Aligns separately trained image and text encoders into a dual encoder."""

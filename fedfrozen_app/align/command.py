@@ -39,7 +39,7 @@ def make(arguments: list[str]) -> None:
     check_is_neither(folder.resolve(), "a dual encoder")
     known = {*OWN, *(field.name for field in fields(AlignSettings))}
     given = {k: v for k, _, v in (word.partition("=") for word in arguments[1:]) if k in known}
-    # strategy=fedavg: this only reads data, and must not ask for a dual encoder that is not there yet.
+    # strategy=fedavg: this only reads data, and must not require a dual encoder, which does not exist yet.
     overrides = [word for word in arguments[1:] if word.partition("=")[0] not in known]
     config = compose_run(["strategy=fedavg", *overrides]).config
     for key in ("vision", "text"):
@@ -62,7 +62,7 @@ def make(arguments: list[str]) -> None:
     check_pictures(dual, input_shape(corpus, config))
     pictures = pictures_of(corpus, rows)
     if config.dataset.mean is None and len(corpus.mean) == len(IMAGENET["mean"]):
-        # Pretrained image encoders expect ImageNet's normalisation, not that of a slice of other data.
+        # Pretrained image encoders expect ImageNet's normalisation, not that of these data.
         pictures = Pictures(pictures.pixels, pictures.labels, pictures.classes, **IMAGENET)
     log.info("Aligning on %d rows that no run with this dataset.align trains or tests on.", len(rows))
     metrics = align(dual, pictures, settings, device_of(config.device))

@@ -1,9 +1,9 @@
-"""A dual encoder for runs that have none: made on this machine from a configuration and kept on its disk.
+"""A dual encoder for runs that have none: trained on this machine from a configuration and cached on disk.
 
-Without a download there is no CLIP. `model.source=aligned` trains the two encoders of its configuration from
-nothing, on the rows that `dataset.align` sets apart; a run neither trains nor tests on those. Processes of
-one machine find the folder again by its settings. Another machine would get other bits, so sites of a
-deployed federation must be given one folder (`model=checkpoint`).
+CLIP would need a download. `model.source=aligned` trains the two encoders of its configuration from scratch,
+on the rows that `dataset.align` reserves; a run neither trains nor tests on those. Processes on one machine
+find the folder by its settings. Another machine would get other bits, so the sites of a deployed federation
+must share one folder (`model=checkpoint`).
 """
 
 import hashlib
@@ -33,7 +33,7 @@ SETTINGS = AlignSettings(train="all", epochs=60, lr=2e-3, batch_size=64)
 
 
 def aligned_folder(config: Config, corpus: Corpus) -> Path:
-    """The folder of this configuration's dual encoder; made at the first call on a machine."""
+    """The folder of this configuration's dual encoder, which the first call on a machine creates."""
     rows = align_rows(corpus, config)[1]
     if not len(rows):
         raise UserError(
@@ -46,7 +46,7 @@ def aligned_folder(config: Config, corpus: Corpus) -> Path:
         dual = DualEncoder(random_dual(model.model_type, model.config), ByT5Tokenizer(), pooling="mean")
     check_pictures(dual, input_shape(corpus, config))
     pictures = pictures_of(corpus, rows)
-    # The pictures themselves: a path may hold others by now, or be another folder's relative name.
+    # Identified by the pictures themselves: a path's content may have changed, or the path may be relative.
     seen = [digest(pictures.pixels), digest(pictures.labels), pictures.classes, pictures.mean, pictures.std]
     identity = [model.model_type, model.config, seen, vars(SETTINGS), torch.__version__]
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
@@ -59,7 +59,7 @@ def aligned_folder(config: Config, corpus: Corpus) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
     save(dual, pictures, metrics, part)
-    if folder.is_dir():  # another process was quicker
+    if folder.is_dir():  # another process was faster
         shutil.rmtree(part)
     else:
         part.rename(folder)
@@ -72,7 +72,7 @@ def pictures_of(corpus: Corpus, rows: object) -> Pictures:
 
 
 def no_classifier(spec: ModelSpec) -> NoReturn:
-    """What `model.source=aligned` is to a strategy that trains the model itself."""
+    """The error for `model.source=aligned` with a strategy that trains the model itself."""
     raise UserError(
         "model.source=aligned makes an image and a text encoder, which are no classifier by themselves: "
         "choose another model, or a strategy that reads the two."

@@ -1,8 +1,8 @@
-"""Alignment: the text of a class and the pictures of it are brought to the same place.
+"""Alignment: moves the embeddings of a class's text and pictures together.
 
-A step draws one template, reads every class name in it, and lowers the cross-entropy of
-exp(s)·cos(image, text of the class). Only the two projections and the scale s learn, on features that are
-computed once; or everything does (`train="all"`), for encoders that start from nothing.
+A step draws one template, encodes every class name in it, and minimizes the cross-entropy of
+exp(s)·cos(image, text of the class). Only the two projections and the scale s are trained, on features that
+are computed once; or everything is (`train="all"`), for encoders from scratch.
 """
 
 import json
@@ -27,7 +27,7 @@ from fedfrozen_app.models.silence_transformers import silence_transformers
 log = logging.getLogger(__name__)
 TEMPLATES = ("a photo of a {}.", "a picture of a {}.", "a {}.", "an image of the {}.", "this is a {}.")
 MAX_SCALE = math.log(100.0)  # CLIP's own bound
-CLEAR = 2.0  # zero-shot must be so many times chance to count as clearly better
+CLEAR = 2.0  # multiple of chance level from which zero-shot counts as clearly better
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class AlignSettings:
     lr: float = 1e-3
     weight_decay: float = 0.01
     batch_size: int = 128
-    held_out: float = 0.2  # share of the rows that alignment is evaluated on
+    held_out: float = 0.2  # share of the rows for evaluating the alignment
     seed: int = 0
 
     def checked(self) -> "AlignSettings":
@@ -69,7 +69,7 @@ class Pictures:
 def align(
     dual: DualEncoder, pictures: Pictures, settings: AlignSettings, device: torch.device
 ) -> dict[str, Any]:
-    """Train `dual` in place; returns its metrics on rows that it did not see."""
+    """Train `dual` in place; returns its metrics on held-out rows."""
     settings.checked()
     labels = pictures.labels.numpy()
     fit, held = split_validation(np.arange(len(labels)), labels, settings.held_out, (settings.seed,))
@@ -106,7 +106,7 @@ def align(
 
 
 class _Everything:
-    """All weights of both encoders learn."""
+    """Trains all weights of both encoders."""
 
     def __init__(self, dual: DualEncoder, pictures: Pictures, device: torch.device) -> None:
         self.dual, self.pictures, self.device = dual, pictures, device
@@ -121,7 +121,7 @@ class _Everything:
 
 
 class _Projections:
-    """The encoders stay: their outputs are computed once, and the two projections learn on them."""
+    """Freezes the encoders: their outputs are computed once, and the two projections are trained on them."""
 
     def __init__(self, dual: DualEncoder, pictures: Pictures, device: torch.device) -> None:
         self.dual = dual
@@ -175,7 +175,7 @@ def _fit(learner: Any, rows: Tensor, labels: Tensor, settings: AlignSettings, de
 
 
 def _probe(features: Tensor, labels: np.ndarray, fit: np.ndarray, held: np.ndarray) -> float:
-    """Logistic regression on the image encoder's output: what alignment can hope for."""
+    """Logistic regression on the image encoder's output: an upper reference for the alignment."""
     found = functional.normalize(features, dim=-1).cpu().numpy()
     return float(
         LogisticRegression(C=100.0, max_iter=300)

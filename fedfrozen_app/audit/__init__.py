@@ -1,1 +1,1 @@
-"""Attacks on a finished run: what an adversary can infer in practice, compared with what epsilon promises."""
+"""Attacks on a finished run: what an adversary can infer in practice, compared with epsilon's guarantee."""

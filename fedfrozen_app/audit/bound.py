@@ -1,24 +1,23 @@
-"""What the guesses of an adversary show about epsilon, from one run.
+"""Lower bounds on epsilon from an adversary's guesses in one run.
 
-Each of m canaries was planted by the toss of a coin. An adversary who sees what the client sent, and knows
-all of its data but the coins, guesses r of them and is right C times. p_i is the chance that C = i.
+Each of m canaries was planted by a coin toss. An adversary who sees what the client sent, and knows all of
+its data except the coins, guesses r of them and is right C times. p_i is the probability that C = i.
 
-**The claim's own curve** (Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235). Steps that are paid for
-have, for every chance x of an event without an example, a largest chance F(x) of that event with it. Take
-"canary j is guessed to be as it is, and of the others at least k − 1 are guessed rightly", and turn j's coin:
+**The claim's own curve** (Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235). For every probability x
+of an event without an example, the steps paid for bound its probability with the example by F(x). Take the
+event "canary j is guessed correctly, and so are at least k − 1 of the others", and flip j's coin:
 
     Σ_{i ≥ k} i·p_i / m  ≤  F( Σ_{i ≥ k−1} (r − i)·p_i / m )        for every k
 
-If the client was right in its claim, and still P(C ≥ c) were 5 %, these inequalities, taken from k = c
-downwards, would demand ever more p_i; where they demand more than 1 in all, the claim is refuted. That is the
-verdict.
+If the claim held and P(C ≥ c) were 5 %, these inequalities, from k = c downwards, would require ever larger
+p_i; if they require a total above 1, the claim is refuted. That is the verdict.
 
-**No curve at all** (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, theorem 5.2): what is (ε, δ)-private,
-in whatever way, gives C at most a binomial's tail, with more for δ. That bound needs no accountant, but it is
-weak: with δ = 1e-5 no number of canaries takes it to 7.
+**No curve at all** (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, theorem 5.2): for any (ε, δ)-private
+mechanism the tail of C is at most a binomial's, plus a term for δ. That bound needs no accountant, but it is
+weak: with δ = 1e-5 no number of canaries raises it to 7.
 
-How many guesses serve best depends on what is broken, so several numbers are tried, each with its share of
-the 5 % by which a bound may be wrong.
+The best number of guesses depends on the violation, so several numbers are tried, each with its share of the
+5 % error probability.
 """
 
 import math
@@ -38,11 +37,11 @@ SHARES = (
     0.25,
     0.4,
     1.0,
-)  # of the canaries that are guessed; of the planted half some are never sampled
+)  # shares of canaries to guess; some of the planted half are never sampled
 DOUBT = (1 - CONFIDENCE) / len(SHARES)
 MOST_EPSILON = 50.0
-LEAST_NOISE = 1e-3  # in units of the bound: below it the likelihoods overflow, and every guess is certain
-PRECISE = 0.01  # relative, of the noise that a bound is about
+LEAST_NOISE = 1e-3  # in units of the bound: with less, likelihoods overflow, and every guess is certain
+PRECISE = 0.01  # relative precision of the noise scale for which a bound is computed
 
 
 @dataclass(frozen=True)
@@ -51,20 +50,20 @@ class CanaryResult:
     planted: int
     guesses: int
     right: int
-    refuted: bool  # the claim, with 95 % confidence
-    could_refute: bool  # whether it would be if every guess were right
-    epsilon_lower: float  # steps as these, with less noise, that spend no more than this are refuted
-    epsilon_most: float  # the same if every guess were right: more cannot be shown with so many canaries
-    epsilon_lower_any: float  # theorem 5.2's bound, for whatever way
+    refuted: bool  # whether the claim is refuted, with 95 % confidence
+    could_refute: bool  # whether it would be refuted if every guess were right
+    epsilon_lower: float  # refutes that these steps, at any noise, spend at most this
+    epsilon_most: float  # the same if every guess were right: the most that this number of canaries can show
+    epsilon_lower_any: float  # theorem 5.2's bound, for any mechanism
 
 
 def evaluate_canaries(
     seen: np.ndarray, coins: np.ndarray, paid_for: tuple[Steps, ...], delta: float
 ) -> CanaryResult:
-    """`seen`: (steps, canaries), what was sent along each canary less the rows' part, in units of the
+    """`seen`: (steps, canaries), the sent value along each canary minus the rows' part, in units of the
     bound."""
     scores = likelihoods(seen, paid_for[-1].rate)
-    ranked = np.argsort(-np.abs(scores), kind="stable")  # the surest first
+    ranked = np.argsort(-np.abs(scores), kind="stable")  # the most certain first
     right = np.cumsum((scores > 0)[ranked] == coins[ranked])
     tries = [(r, int(right[r - 1])) for r in numbers_of_guesses(len(coins))]
     perfect = [(r, r) for r, _ in tries]
@@ -86,18 +85,17 @@ def evaluate_canaries(
 
 
 def likelihoods(seen: np.ndarray, rate: float) -> np.ndarray:
-    """How much likelier each canary's steps are with it than without: Σ_t log(1 − q + q·e^((2x_t − 1)/2σ²)).
+    """Each canary's log-likelihood ratio of being planted: Σ_t log(1 − q + q·e^((2x_t − 1)/2σ²)).
 
-    No test for a subsampled Gaussian is stronger. σ is the noise that shows in `seen` itself, by the median,
-    which the few steps that hold a canary hardly move: an adversary does not rely on the noise that was
-    promised.
+    No test for a subsampled Gaussian is stronger. σ is estimated from `seen` itself, by the median, which the
+    few steps with a canary hardly affect: an adversary does not rely on the promised noise.
     """
     if not seen.size:
         return np.zeros(seen.shape[1])
     noise = max(float(np.nanmedian(np.abs(seen))) / 0.6745, LEAST_NOISE)
     gain = (2 * seen - 1) / (2 * noise**2)
     absent = math.log1p(-rate) if rate < 1 else -math.inf
-    with np.errstate(invalid="ignore"):  # NaN where a canary's array did not train, which shows nothing
+    with np.errstate(invalid="ignore"):  # NaN where a canary's array did not train: no evidence
         return np.nansum(np.logaddexp(absent, math.log(rate) + gain), axis=0)
 
 
@@ -109,13 +107,13 @@ def numbers_of_guesses(canaries: int) -> list[int]:
 
 
 def refutes(canaries: int, tries: Sequence[tuple[int, int]], curve: Curve) -> bool:
-    """`tries`: numbers of guesses, and how many of them were right."""
+    """Whether the claim is refuted. `tries`: (number of guesses, how many of them were right)."""
     return any(impossible(canaries, guesses, right, DOUBT, curve) for guesses, right in tries)
 
 
 def impossible(canaries: int, guesses: int, right: int, doubt: float, curve: Curve) -> bool:
-    """Whether nothing with this curve is right so often with chance `doubt`."""
-    # All of that chance at C = right: more right guesses would only be harder to have.
+    """Whether no mechanism with this curve is right this often with probability `doubt`."""
+    # All of that probability at C = right: more right guesses would be harder still.
     mass = doubt
     hits, misses = doubt * right / canaries, doubt * (guesses - right) / canaries
     for count in range(right - 1, -1, -1):
@@ -133,7 +131,7 @@ def impossible(canaries: int, guesses: int, right: int, doubt: float, curve: Cur
 def epsilon_refuted(
     canaries: int, tries: Sequence[tuple[int, int]], paid_for: tuple[Steps, ...], delta: float
 ) -> float:
-    """The largest ε that is ruled out for steps of these rates and numbers, with more or less noise."""
+    """The largest ε that is refuted for steps of these rates and numbers, over all noise scales."""
 
     def scaled(log_scale: float) -> tuple[Steps, ...]:
         return tuple(step._replace(noise=step.noise * math.exp(log_scale)) for step in paid_for)
@@ -156,7 +154,7 @@ def epsilon_refuted(
 
 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """At most this is the chance of so many right guesses under (ε, δ)-privacy (theorem 5.2)."""
+    """An upper bound on the probability of this many right guesses under (ε, δ)-privacy (theorem 5.2)."""
     chance = 1 / (1 + math.exp(-epsilon))
     tail = float(binom.sf(right - 1, guesses, chance))
     if not delta or not right:
@@ -168,7 +166,7 @@ def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
 
 
 def epsilon_lower(canaries: int, guesses: int, right: int, delta: float) -> float:
-    """The largest ε that so many right guesses rule out; 0 when they rule out none."""
+    """The largest ε that this many right guesses rule out; 0 if they rule out none."""
 
     def excess(epsilon: float) -> float:
         return p_value(canaries, guesses, right, epsilon, delta) - DOUBT

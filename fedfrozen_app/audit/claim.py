@@ -1,10 +1,8 @@
-"""Whether a client's claim holds: what it wrote down of its real rounds, and what the server got, against
-epsilon.
+"""Tests a client's claimed epsilon against its record of real rounds and against what the server received.
 
-Every check gives one of three words. `EXCEEDED`: what was seen would be a wonder if the claim were true; such
-a wonder happens to at most one honest run in a thousand for each check (for the canaries' bound, to one in
-twenty at the very most). `cannot be told`: the check had too little to go by. `pass`: it could have failed
-and did not.
+Every check has one of three verdicts. `EXCEEDED`: the observations would be very unlikely if the claim were
+true; the false-positive rate per check is at most one in a thousand (for the canaries' bound, at most one in
+twenty). `cannot be told`: too little evidence. `pass`: the check could have failed and did not.
 """
 
 import math
@@ -26,8 +24,8 @@ from fedfrozen_app.privacy.budget import BudgetFile
 from fedfrozen_app.privacy.canaries import Canaries
 
 PASS, EXCEEDED, UNDECIDED = "pass", "EXCEEDED", "cannot be told"
-DOUBT = 0.001  # the chance that a check fails an honest run
-ROUNDING = 0.001  # of the noise and of the bound: what float32 may add to either
+DOUBT = 0.001  # the probability that a check fails an honest run
+ROUNDING = 0.001  # relative to noise and bound: the error that float32 may add to either
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Check:
 
 
 def check_claim(record: Path, uploads: Path | None, client: str, reported: float | None) -> dict[str, Any]:
-    """`record`: what the client wrote down; `uploads`: what the server kept; `reported`: the ε that it
+    """`record`: the client's record; `uploads`: the server's copies; `reported`: the ε that the client
     published."""
     rounds = read_rounds(record)
     canaries = Canaries.read(record)
@@ -71,7 +69,7 @@ def check_claim(record: Path, uploads: Path | None, client: str, reported: float
 
 
 def lost_records(record: Path, rounds: Sequence[RecordedRound]) -> Check | None:
-    """Rounds that were paid for and whose record is not here; None where all are."""
+    """Reports paid rounds whose records are missing; None if there are none."""
     budget = BudgetFile(record.parents[1], record.name).read()
     last = max(one.number for one in rounds) if budget is None else budget.rounds
     lost = sorted({*range(1, last + 1)} - {one.number for one in rounds})
@@ -83,8 +81,8 @@ def lost_records(record: Path, rounds: Sequence[RecordedRound]) -> Check | None:
 
 
 def check_sent(rounds: Sequence[RecordedRound], uploads: Path | None, client: str) -> Check:
-    """What the server got is, to the bit, what the steps that were watched make; or the round's own model,
-    where a codec left an element out. Else the other checks would be about something that was never sent."""
+    """What the server received is bit-identical to the result of the recorded steps, or to the round's model
+    where a codec omitted an element. Otherwise the other checks would test something that was never sent."""
     compared, wrong = 0, []
     for one in rounds:
         folder = None if uploads is None else uploads / str(one.figures.server_round)
@@ -99,7 +97,7 @@ def check_sent(rounds: Sequence[RecordedRound], uploads: Path | None, client: st
             if not same.all():
                 wrong.append(f"{name} in round {one.figures.server_round}")
     if all(one.figures.masked for one in rounds):
-        # The noise is what the vector had beside those steps: anything else in it is too much noise.
+        # Everything in the vector besides those steps counts as noise: anything else is excess noise.
         finding = f"{counted(len(rounds), 'masked vector')} made by the private steps, and noise"
         return Check("sent", PASS, finding, {"rounds": len(rounds), "differ": []})
     measured = {"rounds": compared, "differ": wrong}
@@ -111,9 +109,9 @@ def check_sent(rounds: Sequence[RecordedRound], uploads: Path | None, client: st
 
 
 def check_noise(rounds: Sequence[RecordedRound]) -> Check:
-    """Sent less clipped sum has the variance that was paid for: chi-square, from both sides.
+    """The sent values minus the clipped sums have the variance paid for: a two-sided chi-square test.
 
-    Too little is noise that is missing. Too much is a sum that was not clipped as it should be.
+    Too little variance means missing noise; too much means a sum that was not clipped correctly.
     """
     squares = sum(one.figures.squares for one in rounds)
     count = sum(one.figures.elements for one in rounds)
@@ -129,10 +127,10 @@ def check_noise(rounds: Sequence[RecordedRound]) -> Check:
 
 
 def check_clipping(rounds: Sequence[RecordedRound], canaries: Canaries) -> Check:
-    """Rows are in what was sent as often as they should be, and no canary more than once.
+    """Rows contribute to the sent sums as clipped, and a canary contributes at most the bound.
 
-    Of the rows, by regression on their clipped sum. A canary's gradient is ten times as long as the bound, so
-    that its part of a sum is the bound, or clipping does not work.
+    Rows are tested by regression on their clipped sum. A canary's gradient is ten times the bound, so its
+    part of a sum equals the bound, or clipping does not work.
     """
     size = math.sqrt(sum(one.figures.squares for one in rounds) / sum(one.figures.elements for one in rounds))
     noise = size * max(one.figures.claimed.noise for one in rounds)
@@ -156,7 +154,7 @@ def check_clipping(rounds: Sequence[RecordedRound], canaries: Canaries) -> Check
 
 
 def check_draws(rounds: Sequence[RecordedRound]) -> Check:
-    """No step's noise is another's, and nothing comes out the same when it is drawn again."""
+    """Noise is independent between steps, and drawing again does not repeat it."""
     repeats = sorted({name for one in rounds for name in one.figures.repeats})
     products = sum(one.figures.products for one in rounds)
     pairs = sum(one.figures.pairs for one in rounds)
@@ -167,7 +165,7 @@ def check_draws(rounds: Sequence[RecordedRound]) -> Check:
     measured: dict[str, Any] = {"repeats": repeats, "pairs": pairs}
     if repeats:
         return Check("draws", EXCEEDED, f"the seed reveals: {', '.join(repeats)}", measured)
-    # Of independent noise that is as large as it was found to be, a mean product has deviation size/√pairs.
+    # For independent noise of the measured size, a mean product has standard deviation size/√pairs.
     size = sum(one.figures.squares for one in rounds) / sum(one.figures.elements for one in rounds)
     measured["correlation"] = products / (size * pairs) if pairs and size else 0.0
     found = f"one step's noise and the next one's correlate by {measured['correlation']:.5f}"
@@ -176,7 +174,7 @@ def check_draws(rounds: Sequence[RecordedRound]) -> Check:
 
 
 def check_accounts(rounds: Sequence[RecordedRound], claim: float) -> Check:
-    """Samples as large, and steps as many, as epsilon was reckoned for; and that epsilon reckoned again."""
+    """Sample sizes and steps match those that epsilon was computed for; and epsilon is recomputed."""
     trials = sum(one.figures.units * one.figures.steps for one in rounds)
     drawn = sum(one.figures.sampled for one in rounds)
     expected = sum(one.figures.units * one.figures.steps * one.figures.claimed.rate for one in rounds)
@@ -200,8 +198,8 @@ def check_accounts(rounds: Sequence[RecordedRound], claim: float) -> Check:
 
 
 def check_canaries(rounds: Sequence[RecordedRound], canaries: Canaries, delta: float) -> Check:
-    """Against what the steps that were paid for promise at every δ; whether they cost what was reported is
-    another check."""
+    """Tests the privacy curve of the steps paid for, at every δ; another check compares their cost with the
+    reported one."""
     paid_for = merged(one.figures.claimed for one in rounds)
     result = evaluate_canaries(np.concatenate([one.seen for one in rounds]), canaries.coins, paid_for, delta)
     could = f"{result.canaries} canaries could show {result.epsilon_most:.2f}"

@@ -1,6 +1,6 @@
-"""`fedfrozen audit RUN [key=value ...]`: test a run's privacy claims, and write `audit.json` beside it.
+"""`fedfrozen audit RUN [key=value ...]`: test a run's privacy claims, and write its `audit.json`.
 
-RUN is a run's folder; or a site's own privacy folder, which holds the record of its audited rounds alone.
+RUN is a run's folder, or a site's privacy folder, which holds only the record of its audited rounds.
 """
 
 import json
@@ -39,16 +39,16 @@ from fedfrozen_app.report.output import replace_file
 
 @dataclass
 class AuditSettings:
-    client: str | None = None  # whose uploads are attacked; None: the audited one's, or those of client 0
-    members: str | None = None  # whose rows the final model is asked about; None: of all that took part
-    rows: int = 500  # members, and as many others, in an attack
+    client: str | None = None  # client whose uploads are attacked; None: the audited one, or client 0
+    members: str | None = None  # client whose rows are the members; None: all that took part
+    rows: int = 500  # number of members, and of non-members, in an attack
     shadow_pairs: int = 2
     shadow_epochs: int = 10
     seed: int = 0
 
 
 def audit(arguments: list[str]) -> int:
-    """1 when a claimed epsilon is exceeded."""
+    """Returns 1 if a claimed epsilon is exceeded."""
     run, overrides = run_folder("audit", [word for word in arguments if word != TRUST])
     settings = read_settings(overrides)
     if (run / "audit").is_dir():
@@ -84,12 +84,12 @@ def attack(run: Path, settings: AuditSettings, *, trusted: bool) -> dict[str, An
 
 
 def audited(privacy: Path) -> list[Path]:
-    """The folders of the clients whose rounds were watched."""
+    """The folders of the audited clients."""
     return sorted(path for path in (privacy / "audit").glob("*") if any(path.glob("[0-9]*.safetensors")))
 
 
 def check_claims(run: Path) -> list[dict[str, Any]]:
-    """Of each client that claims an epsilon; a client that was not watched claims without proof."""
+    """Check each client that claims an epsilon; without a record, its claim is unproven."""
     reported = {client: value for row in read_rows(run) for client, value in row.get("epsilon", {}).items()}
     watched = {path.name: path for path in audited(run / "privacy")}
     found = [
@@ -153,7 +153,8 @@ def attack_model(
 
 
 def attack_uploads(worker: Worker, run: Path, settings: AuditSettings) -> dict[str, Any] | None:
-    """Where checkpoint.uploads kept what this client sent: what its rounds did for its own rows."""
+    """Attack the client's stored uploads (checkpoint.uploads) by how much each round lowered its rows'
+    loss."""
     folders = sorted((run / "uploads").glob("[0-9]*"), key=lambda path: int(path.name))
     if not folders:
         return None

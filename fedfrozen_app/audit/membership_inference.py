@@ -1,10 +1,10 @@
-"""Membership inference: distinguishing the rows a model was trained on from rows it never saw.
+"""Membership inference: distinguishing the rows a model was trained on from other rows.
 
     loss threshold     score(x) = −ℓ(x)                            Yeom et al. 2018
     shadow-calibrated  score(x) = mean ℓ(x) of shadows without x − ℓ(x)    Watson et al. 2022
     update             score(x) = ℓ_before(x) − ℓ_after(x)         what one client's upload did for x
 
-The area under the ROC curve is the chance that a member scores above a non-member: 0.5 is blind guessing.
+The area under the ROC curve is the probability that a member scores above a non-member: 0.5 is chance level.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ DRAWS = 1000  # bootstrap samples behind an interval
 
 @dataclass(frozen=True)
 class Pool:
-    """As many rows that were trained on as rows that were not, the same number of each label."""
+    """Equally many members and non-members, with the same number of each label."""
 
     members: Table
     others: Table
@@ -45,7 +45,7 @@ class Pool:
 
 
 def pool_of(members: Table, others: Table, limit: int, seed: int) -> Pool:
-    """At most `limit` of each. Equal labels, or a client's rare classes would already identify it."""
+    """At most `limit` of each. Labels are balanced, or a client's rare classes would already identify it."""
     generator = numpy_generator(seed, "audit pool")
     chosen: tuple[list[int], list[int]] = ([], [])
     found = [_by_label(table) for table in (members, others)]
@@ -58,7 +58,7 @@ def pool_of(members: Table, others: Table, limit: int, seed: int) -> Pool:
 
 
 def _by_label(table: Table) -> dict[str, list[int]]:
-    """Row numbers by label; rows whose label is a list of tags or codes are all of one kind."""
+    """Row numbers by label; rows whose label is a list of tags or codes form one group."""
     names = [str(value) if table.labels.ndim == 1 else "" for value in table.labels.tolist()]
     found: dict[str, list[int]] = {}
     for row, name in enumerate(names):

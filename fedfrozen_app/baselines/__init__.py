@@ -1,1 +1,1 @@
-"""What a plain model has on the rows of a run: it keeps people honest about the larger one."""
+"""Plain models on the rows of a run, as a baseline for the larger one."""

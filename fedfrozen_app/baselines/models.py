@@ -17,15 +17,15 @@ from fedfrozen_app.tasks.entity_tags import OUTSIDE
 SIDE = 32  # pixels: larger pictures are averaged down
 Predict = Callable[
     [SameRows], Any
-]  # train on the train rows: the predictions on the test rows, as their labels
+]  # trains on the train rows; returns predictions on the test rows, in the format of labels
 
 
 @dataclass(frozen=True)
 class Baseline:
     name: str
     predict: Predict
-    quick: bool = True  # whether it takes seconds, so that a run can end with it
-    alone: bool = False  # trained on each client's rows alone; its metrics are the clients' mean
+    quick: bool = True  # takes seconds, so every run can end with it
+    alone: bool = False  # trained on each client's rows separately; metrics are averaged over clients
 
 
 def linear_on_texts(rows: SameRows) -> np.ndarray:
@@ -35,8 +35,9 @@ def linear_on_texts(rows: SameRows) -> np.ndarray:
 
     words = TfidfVectorizer(sublinear_tf=True)
     train, test = words.fit_transform(rows.train), words.transform(rows.test)
-    # One for each class or label: for many sparse columns the quickest. Rows of length 1 need little
-    # regularisation: with C=1 this model is 13 points worse on Ohsumed's 23 classes, and no honest bar.
+    # One per class or label, which is fastest for many sparse columns. Rows of length 1 need little
+    # regularisation: with C=1 this model is 13 points worse on Ohsumed's 23 classes, an unfairly weak
+    # baseline.
     model = OneVsRestClassifier(LogisticRegression(C=10, solver="liblinear", random_state=0))
     return _predicted(model, train, rows.train_labels, test)
 
@@ -48,13 +49,13 @@ def linear_on_pixels(rows: SameRows) -> np.ndarray:
 
 
 def _predicted(model: Any, train: Any, labels: np.ndarray, test: Any) -> np.ndarray:
-    """On one thread: for products this small a second one mostly waits."""
+    """Fit and predict on one thread: products this small do not benefit from more."""
     from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits
 
     with warnings.catch_warnings(), threadpool_limits(1):
-        warnings.simplefilter("ignore", ConvergenceWarning)  # it stops after its iterations
-        warnings.filterwarnings("ignore", message="Label not")  # one that no train row has
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the number of iterations is limited
+        warnings.filterwarnings("ignore", message="Label not")  # a label without train rows
         return np.asarray(model.fit(train, labels).predict(test))
 
 
@@ -66,10 +67,10 @@ def linear_on_table(rows: SameRows) -> np.ndarray:
 
 
 def trees(rows: SameRows) -> np.ndarray:
-    """Histogram gradient boosting: what a biostatistician would try first on a table."""
+    """Histogram gradient boosting: a standard first model for a table."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-    if len(np.unique(rows.train_labels)) < 2:  # a site with one class can only name that
+    if len(np.unique(rows.train_labels)) < 2:  # a site with one class can only predict that
         return np.full(len(rows.test), rows.train_labels[0])
     kind = HistGradientBoostingRegressor if rows.task == "regression" else HistGradientBoostingClassifier
     return _predicted(kind(random_state=0), rows.train, rows.train_labels, rows.test)
@@ -87,7 +88,7 @@ def _pixels(pictures: np.ndarray) -> np.ndarray:
 
 
 def dictionary(rows: SameRows) -> list[list[str]]:
-    """Each word has the tag that it had most often; a word that was never seen has none."""
+    """Each word gets its most frequent tag; an unknown word gets none."""
     seen: dict[str, Counter[str]] = defaultdict(Counter)
     for words, tags in zip(rows.train, rows.train_labels, strict=True):
         for word, tag in zip(words, tags, strict=True):

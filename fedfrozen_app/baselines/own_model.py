@@ -23,8 +23,8 @@ from fedfrozen_app.data.row_lists import RowLists
 from fedfrozen_app.models.wrapper import wrapper_of
 
 POOLED, ALONE = "the run's own model, all rows", "the run's own model, each site alone"
-MOST_ALONE = 20  # clients that train alone; of more, as many at even distances
-# Of no effect here.
+MOST_ALONE = 20  # clients that train alone; of more, an evenly spaced subset
+# Settings without effect here.
 RESET = ("aggregation", "clock", "codec", "checkpoint", "debug", "early_stop", "pacing", "track")
 PLAIN: Mapping[str, Any] = {
     "strategy": {"name": "fedavg"},
@@ -35,12 +35,12 @@ PLAIN: Mapping[str, Any] = {
     "personal": False,
     "baseline": False,
 }
-# Train on these rows, without the excluded clients: the test metrics of the last round.
+# Trains on these rows, without the excluded clients; returns the test metrics of the last round.
 Train = Callable[[Shares, frozenset[str]], dict[str, float]]
 
 
 def plain_settings(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """The run's configuration with nothing of a federation: model, data, rates and rounds stay."""
+    """The run's configuration without federation settings: keeps model, data, rates and rounds."""
     known = sections()
     values = deepcopy(dict(resolved))
     values |= {name: defaults(known[name]) for name in RESET} | dict(PLAIN)
@@ -48,12 +48,12 @@ def plain_settings(resolved: Mapping[str, Any]) -> dict[str, Any]:
     values["adapter"] = values["adapter"] | {"ranks": {}}
     values["track"]["tensorboard"] = False
     values["checkpoint"]["every"] = 0
-    values["eval_every"] = max(1, values["num_rounds"])  # the last round alone
+    values["eval_every"] = max(1, values["num_rounds"])  # only the last round
     return values
 
 
 def why_not(config: Config, plain: Config) -> str | None:
-    """Why the run's own model cannot be trained without its federation; None where it can."""
+    """Why the run's own model cannot be trained without its federation; None if it can."""
     if wrapper_of(replace(plain, adapter=config.adapter)) != wrapper_of(config):
         return f"strategy={config.strategy['name']} trains parts of a model, which no other method trains"
     if config.partition.noise:
@@ -63,7 +63,7 @@ def why_not(config: Config, plain: Config) -> str | None:
 
 @dataclass(frozen=True)
 class Central:
-    """Who trains: the clients of a run, by number, and the rows that are theirs."""
+    """The clients of a run, by number, and their rows."""
 
     shares: Shares
     clients: tuple[int, ...]
@@ -87,7 +87,7 @@ class Central:
         return replace(self.shares, partition=one, test=test)
 
     def others(self, client: int) -> frozenset[str]:
-        """All clients but this one, which keeps its number: by that its batches are drawn."""
+        """All clients but this one, which keeps its number because its batches are drawn by that."""
         assert self.shares.partition is not None
         return frozenset(str(other) for other in range(len(self.shares.partition.indices)) if other != client)
 

@@ -1,4 +1,4 @@
-"""The rows of a run as a plain model wants them: those of all clients together, and the test rows."""
+"""The rows of a run for plain models: those of all clients together, and the test rows."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fedfrozen_app.data.partition_spec import Partition
 from fedfrozen_app.data.sources import prepare
 from fedfrozen_app.data.table import Corpus
 
-MOST_ROWS = 10_000  # of the train rows, where it must take seconds
+MOST_ROWS = 10_000  # train rows, if fitting must take seconds
 MOST_VALUES = 8_000_000  # pixels or characters of these
-UNASKED = 5  # by default so many times less: a second or two
+UNASKED = 5  # factor by which the default uses less: a second or two
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class SameRows:
     train_labels: Any  # numbers (rows,), 0 and 1 (rows, classes), or lists of tags
     test: Any
     test_labels: Any
-    of: int  # train rows that there are
-    # Of a table: the places of each client's rows among the train rows, by the client's name.
+    of: int  # number of all train rows
+    # For a table: the indices of each client's rows among the train rows, by the client's name.
     sites: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def same_rows(config: Config, corpus: Corpus, shares: Shares, *, quick: bool) -> SameRows | None:
-    """None where there is nothing to learn from, or, if `quick`, too much to read again."""
+    """The rows; None if there is nothing to learn from, or, with `quick`, too much to read again."""
     if shares.partition is None or not len(corpus.test):
         return None
     left_out = excluded_clients(config)
@@ -76,7 +76,7 @@ def _by_client(partition: Partition, left_out: Collection[str]) -> dict[str, np.
 def _of_table(
     config: Config, corpus: Corpus, parts: Mapping[str, np.ndarray], index: np.ndarray, *, quick: bool
 ) -> SameRows | None:
-    """Numbers and one 0 or 1 for each level, as the run's preprocessing has them."""
+    """Numbers and one-hot levels, as in the run's preprocessing."""
     assert corpus.preprocessing is not None
     levels, inputs = corpus.preprocessing.levels, corpus.train.inputs
     width = inputs["numbers"].shape[1] + sum(levels)
@@ -99,7 +99,7 @@ def table_cells(inputs: Mapping[str, Tensor], levels: Sequence[int]) -> np.ndarr
 
 
 def few(index: np.ndarray, size: int, config: Config) -> np.ndarray:
-    """So many of the rows that a linear model takes seconds: the same ones in every run on these data."""
+    """A subset of the rows on which a linear model takes seconds: the same one in every run on these data."""
     less = 1 if str(config.baseline).lower() == "true" else UNASKED
     most = max(min(MOST_ROWS, MOST_VALUES // max(size, 1)) // less, 100)
     if len(index) <= most:

@@ -1,4 +1,4 @@
-"""How plain models do on the test rows of a run, by the run's own metric."""
+"""Scores of plain models on the test rows of a run, by the run's own metric."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fedfrozen_app.files.rows import HEADLINES
 from fedfrozen_app.tasks.target import target_of
 
 log = logging.getLogger(__name__)
-_last: dict[str, dict[str, Any] | None] = {}  # of this process: the runs of a sweep have the same rows
+_last: dict[str, dict[str, Any] | None] = {}  # cached per process: the runs of a sweep have the same rows
 
 
 def quick_baseline(config: Config, corpus: Corpus, shares: Shares) -> dict[str, Any] | None:
-    """The best of the quick ones; None where there is none, or too much to read for one."""
+    """The best quick baseline; None if there is none, or too much data to read."""
     if shares.partition is None or corpus.task not in BASELINES:
         return None
     index = np.sort(shares.partition.indices.rows.astype(np.int64))
@@ -39,7 +39,7 @@ def quick_baseline(config: Config, corpus: Corpus, shares: Shares) -> dict[str, 
 
 
 def scores(rows: SameRows, *, quick: bool = False) -> list[dict[str, Any]]:
-    """One entry for each plain model of the task; none for a model that these rows do not allow."""
+    """One entry per plain model of the task, except models that these rows do not allow."""
     found = []
     for one in BASELINES.get(rows.task, ()):
         if one.quick or not quick:
@@ -62,7 +62,7 @@ def scores(rows: SameRows, *, quick: bool = False) -> list[dict[str, Any]]:
 
 
 def measured(rows: SameRows, predicted: Any) -> dict[str, float]:
-    """As a run measures its model: accuracy, micro F1, or F1 of whole entities."""
+    """The metrics that a run reports: accuracy, micro F1, or F1 of whole entities."""
     if rows.task == "tokens":
         from seqeval.metrics import f1_score as entity_f1
         from seqeval.scheme import IOB2
@@ -83,7 +83,7 @@ def measured(rows: SameRows, predicted: Any) -> dict[str, float]:
 
 
 def _alone(rows: SameRows, one: Baseline) -> dict[str, Any]:
-    """The mean over the clients of what a model of their own rows has on all test rows, and each one's."""
+    """Metrics on all test rows of models trained on each client's own rows: the mean, and each client's."""
     found = {}
     for name, places in rows.sites.items():
         own = replace(rows, train=rows.train[places], train_labels=rows.train_labels[places])

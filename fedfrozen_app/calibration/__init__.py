@@ -1,1 +1,1 @@
-"""How sure a finished run's model is: a temperature, and prediction sets of a stated coverage."""
+"""Calibration of a finished run's model: a temperature, and prediction sets with a stated coverage."""

@@ -1,4 +1,4 @@
-"""Calibrate a loaded model: temperature, threshold, and what they are worth on the test rows."""
+"""Calibrate a loaded model: temperature and threshold, evaluated on the test rows."""
 
 import math
 from typing import Any
@@ -18,10 +18,10 @@ from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.tasks.target import Target
 from fedfrozen_app.tasks.time_to_event import Cox
 
-# Of target: one class, one number, or one time to an event, for each row.
+# Supported targets: one class, one number, or one time to an event per row.
 KINDS = ("image", "text", "table", "regression", "survival", "survival_discrete")
 CLIENT, CLASS = "client", "class"
-LARGEST_DEVIATION = 0.05  # of the coverage, by noise: beyond, a stated coverage says little
+LARGEST_DEVIATION = 0.05  # of the coverage, caused by noise: beyond it, a stated coverage is of little use
 
 
 def check_task(worker: Worker) -> None:
@@ -33,7 +33,7 @@ def check_task(worker: Worker) -> None:
 
 
 def rule_of(parts: list[Part], coverage: float, *, classes: bool, masked: MaskedSum | None = None) -> Rule:
-    """From sums over the parts alone, which `masked` hides the parts in."""
+    """Compute the rule from sums over the parts only; with `masked`, the sums hide the parts."""
     add, rounding = (plain_sum, 0.0) if masked is None else (masked, masked.rounding)
     temperature = None
     if classes:
@@ -61,7 +61,7 @@ def check_enough(rows: int, coverage: float) -> None:
 def time_rule(
     parts: list[Part], coverage: float, target: Target, masked: MaskedSum | None = None
 ) -> LowerBound:
-    """Of a target with times: `check_task` let no other one through."""
+    """The rule for a target with times; `check_task` has refused other tasks."""
     assert isinstance(target, Cox)
     check_enough(sum(len(part.labels) for part in parts), coverage)
     return lower_bound(parts, coverage, target, plain_sum if masked is None else masked)
@@ -70,8 +70,8 @@ def time_rule(
 def private_rule(
     parts: list[Part], coverage: float, epsilon: float, masked: MaskedSum | None = None
 ) -> tuple[Rule, PrivateQuantile]:
-    """Epsilon for each patient or document: one row of each counts. The temperature stays 1, because a fitted
-    one would cost epsilon, too; the sets cover at any."""
+    """A rule with epsilon for each patient or document: one row of each counts. The temperature stays 1,
+    because fitting it would cost epsilon too, and the sets have their coverage at any temperature."""
     draft = Rule(coverage, 0.0, 1.0)
     scores = [
         draft.scores(part.logits, part.labels.astype(np.int64))[
@@ -145,7 +145,7 @@ def kind_of(target: Target) -> dict[str, Any]:
 
 
 def masks_of(worker: Worker, source: str, parts: list[Part]) -> MaskedSum | None:
-    """For clients' rows of a run whose sums were masked: those of its calibration are too."""
+    """Masks for clients' rows, if the run masked its sums: calibration then masks its sums too."""
     settings = worker.config.secure_aggregation
     if settings.name == "off" or source != "clients":
         return None
@@ -153,7 +153,7 @@ def masks_of(worker: Worker, source: str, parts: list[Part]) -> MaskedSum | None
 
 
 def columns_of(worker: Worker, labels: Any) -> dict[str, Any]:
-    """Of each test row: whose it is like, its class, its subgroups."""
+    """Group columns of each test row: its client, class and subgroups."""
     found: dict[str, Any] = {}
     parts = worker.shares.partition
     if worker.shares.test and parts is not None:

@@ -1,5 +1,5 @@
-"""The rows that a model is calibrated on: training never saw them. One half fits the temperature or nothing,
-the other gives the quantile."""
+"""The rows that a model is calibrated on, which were not trained on. One part fits the temperature (if any),
+the rest gives the quantile."""
 
 from dataclasses import dataclass
 
@@ -13,23 +13,23 @@ from fedfrozen_app.core.quantiles import LISTED
 from fedfrozen_app.core.seeds import numpy_generator
 from fedfrozen_app.local.worker import Worker
 
-FOR_TEMPERATURE = 1 / 3  # of a part's rows; one number is fitted to them
+FOR_TEMPERATURE = 1 / 3  # share of a part's rows; only one number is fitted to them
 SOURCES = ("clients", "server")
 
 
 @dataclass(frozen=True)
 class Part:
-    """The rows of one client, or of the server, as the loaded model sees them."""
+    """The loaded model's outputs on the rows of one client, or of the server."""
 
     name: str
-    logits: npt.NDArray[np.float64]  # (rows, classes or edges); of a number its prediction, (rows,)
+    logits: npt.NDArray[np.float64]  # (rows, classes or edges); for regression the prediction, (rows,)
     labels: npt.NDArray[np.int64] | npt.NDArray[np.float64]
-    first: npt.NDArray[np.bool_]  # the rows that the temperature is fitted to
+    first: npt.NDArray[np.bool_]  # rows to which the temperature is fitted
     alone: npt.NDArray[np.bool_] | None = None  # one row of each patient or document; None: all rows
 
 
 def choose_source(config: Config, asked: str | None) -> str:
-    """Clients' rows where a round could have asked for counts of them; else the server's own."""
+    """The source of the rows: clients' rows if a round may ask for counts of them, else the server's own."""
     reason = (
         "its clients hold no rows out, because privacy=dp_sgd would not cover them"
         if config.privacy.name != "none"
@@ -50,7 +50,7 @@ def parts_of(worker: Worker, source: str) -> list[Part]:
     else:
         parts, left_out = worker.shares.partition, excluded_clients(worker.config)
         count = 0 if parts is None else len(parts.indices)
-        shown = np.linspace(0, count - 1, min(count, LISTED)).round().astype(int)  # all, up to so many
+        shown = np.linspace(0, count - 1, min(count, LISTED)).round().astype(int)  # all, up to LISTED
         names = [str(number) for number in shown]
         rows = {name: worker.rows(name).validation for name in names if name not in left_out}
     rows = {name: own for name, own in rows.items() if len(own)}
@@ -64,7 +64,7 @@ def parts_of(worker: Worker, source: str) -> list[Part]:
 
 def _part(worker: Worker, name: str, rows: torch.Tensor) -> Part:
     table = worker.data.train_table.take(rows.to(worker.device))
-    units = np.unique(worker.corpus.units[rows.numpy()])  # all rows of a patient are on one side
+    units = np.unique(worker.corpus.units[rows.numpy()])  # all rows of a patient are in the same half
     numpy_generator(worker.config.seed, "calibration", name).shuffle(units)
     chosen = units[: round(len(units) * FOR_TEMPERATURE)]
     logits, labels = outputs(worker, table)
@@ -75,7 +75,7 @@ def _part(worker: Worker, name: str, rows: torch.Tensor) -> Part:
 
 
 def outputs(worker: Worker, table: object) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """The model's logits, or its predictions of a number in the labels' own units; and the truth."""
+    """The model's logits, or its regression predictions in the labels' units; and the labels."""
     task = worker.task
     logits = task.all_logits(table)  # type: ignore[arg-type]
     plain = task.target.has_classes or task.target.time_to_event

@@ -1,10 +1,10 @@
 """Lower bounds of a time to event that hold with a stated coverage, whatever ended the follow-up.
 
-Of a censored row the event's time is unknown, but it comes after the end of its follow-up. So a bound that
-the end of follow-up reaches with 90 % is one that the event reaches with at least 90 %: nothing is assumed
-about the censoring, and where there is much of it the bounds are early. It is what Candès, Lei and Ren (2023,
-arXiv 2103.09763) begin from; their sharper bounds need the end of follow-up of those with the event, too. An
-upper bound cannot be had so: nobody saw the events after the last follow-up.
+A censored row's event time is unknown, but lies after the end of its follow-up. So a bound that the end of
+follow-up reaches with probability 90 % is reached by the event with at least 90 %. This assumes nothing about
+the censoring; heavy censoring makes the bounds early. Candès, Lei and Ren (2023, arXiv 2103.09763) start from
+it; their sharper bounds also need the end of follow-up of rows with the event. Upper bounds are not possible
+this way: events after the last follow-up are unobserved.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class LowerBound:
-    """`threshold`: of the cumulative hazard; the bound of a row is the time at which its own reaches it."""
+    """`threshold`: of the cumulative hazard; a row's bound is the time at which its hazard reaches it."""
 
     coverage: float
     threshold: float
@@ -31,7 +31,7 @@ class LowerBound:
     temperature: None = None
 
     def scores(self, logits: Array, labels: Array) -> Array:
-        """Of each row at the end of its follow-up."""
+        """Each row's cumulative hazard at the end of its follow-up."""
         return self.target.hazard_until(logits, labels[:, 0])
 
     def covered(self, logits: Array, labels: Array) -> Array:
@@ -39,7 +39,8 @@ class LowerBound:
         return self.scores(logits, labels) >= self.threshold
 
     def broken(self, logits: Array, labels: Array) -> Array:
-        """Whether the event came before the bound. Who else is not covered was censored before it."""
+        """Whether the event came before the bound. Other rows that are not covered were censored before
+        it."""
         return ~self.covered(logits, labels) & (labels[:, 1] > 0)
 
     def sizes(self, logits: Array) -> Array:

@@ -1,7 +1,7 @@
-"""Sums over the parts of a simulated federation under the masks of secure aggregation: every step of a masked
-round's protocol, and a session of keys for each sum.
+"""Masked sums over the parts of a simulated federation: every step of a masked round's protocol, with new
+session keys for each sum.
 
-A number is off by at most `ERROR` at each part, and a count by nothing.
+Each part's rounding error of a number is at most `ERROR`; counts are exact.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from fedfrozen_app.secure.vector import Vector
 from fedfrozen_app.study.masked_numbers import ERROR, numbers_of, vector_of
 
 Numbers = npt.NDArray[np.float64]
-Add = Callable[[Sequence[Numbers]], Numbers]  # the parts' numbers: their sum
+Add = Callable[[Sequence[Numbers]], Numbers]  # the parts' numbers -> their sum
 
 
 def plain_sum(parts: Sequence[Numbers]) -> Numbers:
@@ -32,7 +32,7 @@ def plain_sum(parts: Sequence[Numbers]) -> Numbers:
 
 @dataclass
 class MaskedSum:
-    """Adds the numbers of these parts, always all of them."""
+    """Adds the numbers of all these parts."""
 
     names: Sequence[str]
     settings: SecureAggregationConfig
@@ -40,7 +40,7 @@ class MaskedSum:
 
     @property
     def rounding(self) -> float:
-        """The largest error of a number's sum."""
+        """The largest rounding error of a sum."""
         return len(self.names) * ERROR
 
     @cached_property

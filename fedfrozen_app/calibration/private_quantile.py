@@ -1,8 +1,8 @@
-"""A quantile of scores between 0 and 1 with differential privacy: a search by halves.
+"""A differentially private quantile of scores between 0 and 1, by binary search.
 
-Each step asks every part how many of its scores lie below the middle and how many above, and each of the two
-counts gets two-sided geometric noise. A score that is added or left out changes one of them by 1, so that a
-step with noise of epsilon / `STEPS` is private with that, and all of them together with epsilon, delta 0.
+Each step asks every part how many of its scores lie below the midpoint and how many above, and adds two-sided
+geometric noise to both counts. Adding or removing a score changes one of them by 1, so a step with noise for
+epsilon / `STEPS` has that epsilon, and all steps together have epsilon, delta 0.
 """
 
 import math
@@ -23,14 +23,14 @@ STEPS = 10  # the threshold is a multiple of 2^-10
 @dataclass(frozen=True)
 class PrivateQuantile:
     value: float
-    numbers: int  # how many there are, with noise
-    deviation: float  # standard deviation of the share of rows below, by the noise of one step
+    numbers: int  # number of scores, with noise
+    deviation: float  # standard deviation of the share of rows below, from one step's noise
 
 
 def private_quantile(
     level: float, parts: Sequence[Numbers], epsilon: float, add: Add = plain_sum
 ) -> PrivateQuantile:
-    """The smallest multiple of 2^-`STEPS` below which, as far as the noise tells, this share of rows lies."""
+    """The smallest multiple of 2^-`STEPS` below which this share of rows lies, by the noisy counts."""
     low, high, count = 0.0, 1.0, 0
     streams = [Keystream() for _ in parts]
     for _ in range(STEPS):

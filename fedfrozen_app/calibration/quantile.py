@@ -1,8 +1,8 @@
-"""An exact quantile of numbers that stay where they are: each part counts, and only counts are summed.
+"""An exact quantile of distributed numbers: each part counts its own, and only counts are summed.
 
-The bits of a float64 that is not negative, read as a whole number, are in the order of the floats. So the
-quantile is found byte by byte: each part counts how many of its numbers begin with the bytes known so far
-and go on with each of 256. Eight sums of 256 counts give the very number that sorting all would give.
+Nonnegative float64 values have the same order as their bits read as integers. So the quantile is found byte
+by byte: each part counts how many of its numbers start with the bytes known so far, by their next byte. Eight
+sums of 256 counts give exactly the number that sorting all of them would give.
 """
 
 import math
@@ -20,8 +20,8 @@ BYTES = 8
 
 
 def counter(numbers: Numbers) -> Count:
-    """What a part answers; its numbers are not negative, and finite."""
-    values = np.ascontiguousarray(numbers, dtype=np.float64) + 0.0  # -0.0 has another first bit
+    """A part's counting function; its numbers must be finite and not negative."""
+    values = np.ascontiguousarray(numbers, dtype=np.float64) + 0.0  # no -0.0: its sign bit is set
     if not (np.isfinite(values).all() and (values >= 0).all()):
         raise ValueError("scores are finite and not negative")
     keys = values.view(np.uint64)
@@ -55,5 +55,5 @@ def smallest(rank: int, parts: Sequence[Count], add: Add = plain_sum) -> float:
 
 
 def conformal_quantile(level: float, parts: Sequence[Count], numbers: int, add: Add = plain_sum) -> float:
-    """The score which a further exchangeable row does not exceed with at least this probability."""
+    """The score that a new exchangeable row does not exceed with at least this probability."""
     return smallest(rank_of(level, numbers), parts, add)

@@ -1,4 +1,4 @@
-"""Prediction sets and intervals by a threshold, and how often they hold the truth, by group."""
+"""Prediction sets and intervals by a threshold, and their coverage by group."""
 
 import math
 from collections.abc import Mapping
@@ -17,14 +17,15 @@ BINS = 15  # of the expected calibration error
 
 @dataclass(frozen=True)
 class Rule:
-    """`threshold`: the largest score in the set. Of classes it is 1 - p, of numbers the absolute error."""
+    """`threshold`: the largest score in the set. A class's score is 1 - p, a number's is the absolute
+    error."""
 
     coverage: float
     threshold: float
-    temperature: float | None = None  # None: a number is predicted
+    temperature: float | None = None  # None for regression
 
     def scores(self, logits: Array, labels: Array) -> Array:
-        """Of the true class or number of each row."""
+        """The score of each row's true class or number."""
         if self.temperature is None:
             return np.abs(labels - logits)
         return 1 - self.shares(logits)[np.arange(len(labels)), labels]
@@ -36,14 +37,14 @@ class Rule:
         return np.asarray(softmax(logits / self.temperature, axis=1))
 
     def sizes(self, logits: Array) -> Array:
-        """Classes in the set of each row; the width of its interval."""
+        """The number of classes in each row's set, or the width of its interval."""
         if self.temperature is None:
             return np.full(len(logits), 2 * self.threshold)
         return (1 - self.shares(logits) <= self.threshold).sum(axis=1)
 
 
 class Covering(Protocol):
-    """A rule, of whatever kind of target."""
+    """A rule for any kind of target."""
 
     def covered(self, logits: Array, labels: Array) -> Array: ...
 
@@ -53,7 +54,7 @@ class Covering(Protocol):
 def groups(
     rule: Covering, logits: Array, labels: Array, columns: Mapping[str, Array], floor: int
 ) -> dict[str, dict[str, Any]]:
-    """By column and value: rows, coverage with its 95 % interval, mean size. Small groups are left out."""
+    """Rows, coverage with its 95 % interval, and mean size, by column and value. Omits small groups."""
     covered = rule.covered(logits, labels)
     sizes = rule.sizes(logits)
     found: dict[str, dict[str, Any]] = {"all": {"all": _group(covered, sizes)}}
@@ -88,7 +89,7 @@ def reliability(logits: Array, labels: Array, temperature: float) -> dict[str, f
 
 
 def not_exchangeable(found: Mapping[str, Mapping[str, Any]], coverage: float) -> list[str]:
-    """A sentence for each group whose rows are plainly covered less often than stated."""
+    """A sentence for each group that is covered significantly less often than stated."""
     sentences = []
     for column, values in found.items():
         for value, one in values.items():

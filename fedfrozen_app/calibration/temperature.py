@@ -1,6 +1,6 @@
-"""Temperature scaling (Guo et al. 2017) from sums: each part gives two derivatives of its rows' loss.
+"""Temperature scaling (Guo et al. 2017) from sums: each part computes two derivatives of its rows' loss.
 
-With β = 1/T the negative log-likelihood of softmax(β·logits) is convex, so that Newton's method finds its one
+With β = 1/T the negative log-likelihood of softmax(β·logits) is convex, so Newton's method finds its only
 minimum; no row leaves its part.
 """
 
@@ -14,9 +14,9 @@ from fedfrozen_app.calibration.masked_sum import Add, plain_sum
 
 Logits = npt.NDArray[np.float64]  # (rows, classes)
 Labels = npt.NDArray[np.int64]
-Sums = npt.NDArray[np.float64]  # the first and second derivative of the loss by β
+Sums = npt.NDArray[np.float64]  # first and second derivative of the loss with respect to β
 Part = Callable[[float], Sums]
-COLDEST, HOTTEST = 0.05, 20.0  # temperatures; rows that are all predicted rightly would have 0
+COLDEST, HOTTEST = 0.05, 20.0  # temperatures; if all rows are predicted correctly, the optimum would be 0
 STEPS = 100
 
 
@@ -33,7 +33,7 @@ def part_of(logits: Logits, labels: Labels) -> Part:
 
 
 def fit_temperature(parts: Sequence[Part], add: Add = plain_sum, rounding: float = 0.0) -> float:
-    """The temperature under which all rows together are likeliest; `rounding`: the error of a sum."""
+    """The maximum-likelihood temperature of all rows together; `rounding`: the error of a sum."""
     low, high = 1 / HOTTEST, 1 / COLDEST
     beta = 1.0
     for _ in range(STEPS):

@@ -1,1 +1,1 @@
-"""A capsule: one file from which others run a sweep again and check its claims."""
+"""A capsule: one file from which others can rerun a sweep and check its claims."""

@@ -1,4 +1,4 @@
-"""What a capsule claims: each cell's result, each group's mean, interval and verdict, all from raw rows."""
+"""A capsule's claims: each cell's result, each group's mean, interval and verdict, all from raw rows."""
 
 import math
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from fedfrozen_app.report.compare.model import Comparison, Group, bounds
 from fedfrozen_app.report.compare.statistics import CONFIDENCE
 
 TIMES = ("seconds", "client_seconds")
-CLOSE = 1e-12  # two results of the same arithmetic, read back from JSON
+CLOSE = 1e-12  # tolerance between two results of the same arithmetic, read back from JSON
 
 
 def claims_of(comparison: Comparison, test_rows: dict[str, int]) -> dict[str, Any]:
-    """`test_rows`: of each cell, by the name of its folder."""
+    """The claims of a comparison. `test_rows`: the number for each cell, by the name of its folder."""
     return {
         "metric": comparison.metric,
         "groups": [_group(group, comparison, test_rows) for group in comparison.groups],
@@ -42,7 +42,7 @@ def _group(group: Group, comparison: Comparison, test_rows: dict[str, int]) -> d
 
 
 def again(values: Sequence[float], within: tuple[float, float], rows: int) -> dict[str, Any] | None:
-    """Where the result of one cell that is run again lies, at 95 %; None where nothing says so."""
+    """The 95 % interval for the result of a rerun cell; None if it cannot be estimated."""
     if len(values) > 1:
         mean = sum(values) / len(values)
         std = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))

@@ -33,7 +33,7 @@ def capsule(arguments: list[str]) -> None:
 
 
 def reproduce(arguments: list[str]) -> int:
-    """1 when a file is not as it was written, or a claim does not hold."""
+    """Returns 1 if a file was changed, or a claim does not hold."""
     given = parse("reproduce", arguments)
     path = given.file.expanduser()
     if not path.is_file():
@@ -57,7 +57,7 @@ def reproduce(arguments: list[str]) -> int:
         print_text(f"changed: {sentence}")
     if problems:
         return 1
-    for cell in chosen:  # before the first one runs
+    for cell in chosen:  # check all of them before the first one runs
         configured(found, cell, places, out / "runs" / cell, given.trust_folder)
     seconds = sum(found.cells[cell]["seconds"] for cell in chosen)
     listed = f" ({', '.join(chosen)})" if len(chosen) < len(found.cells) else ""
@@ -73,7 +73,7 @@ def reproduce(arguments: list[str]) -> int:
 
 
 def tell_environment(found: Capsule, out: Path) -> None:
-    """What here differs from there: it explains bits that differ, and fails nothing by itself."""
+    """Report differences between environments: they may explain differing bits, but are no failure."""
     here = environment.lock_differences((found.folder / LOCK).read_text("utf-8"))
     if environment.sources(out / "work") != found.record["code"]["sources"]:
         here.insert(0, "the code of fedfrozen")

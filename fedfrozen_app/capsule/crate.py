@@ -24,19 +24,20 @@ ABOUT = {
 
 @dataclass(frozen=True)
 class About:
-    """What people say of a capsule."""
+    """Publication metadata of a capsule, given by its authors."""
 
     title: str
     author: str
     licence: str  # an SPDX identifier
     published: str  # a date with time
-    url: str = ""  # of who publishes it
+    url: str = ""  # of the publisher
 
 
 def metadata(
     about: About, sizes: Mapping[str, int], wheel: str, commands: Mapping[str, str]
 ) -> dict[str, Any]:
-    """`sizes`: of each file but this one, by its name; `commands`: what made each run."""
+    """The RO-Crate's content. `sizes`: of each other file, by its name; `commands`: the command of each
+    run."""
     files = [_file(name, size) for name, size in sorted(sizes.items())]
     name = about.url or "#author"
     author = {"@id": name, "@type": "Organization", "name": about.author}

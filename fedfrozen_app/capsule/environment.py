@@ -1,4 +1,4 @@
-"""The code and the packages that a capsule was made with: bundle hash, wheel, exact versions, machine."""
+"""The environment of a capsule: bundle hash, wheel, exact package versions, machine."""
 
 import base64
 import hashlib
@@ -22,7 +22,7 @@ CONF = "fedfrozen_app/conf/"  # where a wheel has it; a bundle has conf/
 
 
 def lock() -> list[str]:
-    """NAME==VERSION of every installed package, as pip reads it; ours comes as a wheel."""
+    """NAME==VERSION of every installed package, as pip reads it; except fedfrozen, which is a wheel."""
     found = {
         one.metadata["Name"].lower().replace("_", "-"): one.version
         for one in distributions()
@@ -32,8 +32,8 @@ def lock() -> list[str]:
 
 
 def lock_text() -> str:
-    """The lock as a file for pip. A build such as 2.13.0+cpu is in one index alone: elsewhere its version is
-    installed, and the comment says what was here."""
+    """The lock as a file for pip. A build such as 2.13.0+cpu is available from one index only: the lock names
+    its version, and a comment records the build."""
     lines = []
     for word in lock():
         version_here, plus, build = word.partition("+")
@@ -42,7 +42,7 @@ def lock_text() -> str:
 
 
 def lock_differences(text: str) -> list[str]:
-    """Of the packages in this lock, those which are here in another version or build, or not at all."""
+    """Packages in this lock that are installed here in another version or build, or not at all."""
     here = dict(word.partition("==")[::2] for word in lock())
     found = []
     for line in text.splitlines():
@@ -66,12 +66,12 @@ def machine() -> dict[str, Any]:
 
 
 def sources(work: Path) -> str:
-    """The bundle hash of the code that runs here."""
+    """The bundle hash of the running code."""
     return source_digest(app_folder(work))
 
 
 def build_wheel(work: Path) -> Path:
-    """A wheel of this very code: built from the checkout, or packed again from the installed files."""
+    """A wheel of the running code: built from the checkout, or repacked from the installed files."""
     root = Path(fedfrozen_app.__file__).parents[1]
     if not (root / "pyproject.toml").is_file():
         return _repacked(work)

@@ -1,4 +1,4 @@
-"""A capsule from elsewhere is data: it is read strictly, within bounds, before anything of it is used."""
+"""Reads an untrusted capsule: strictly and within size limits, before any of it is used."""
 
 import hashlib
 import re
@@ -19,10 +19,10 @@ from fedfrozen_app.exchange.strict import hash_of, read_json
 NAME = re.compile(r"[\w+=-][\w.+=,-]*(?:/[\w+=-][\w.+=,-]*){0,3}", re.ASCII)
 DIGEST = re.compile(r"[0-9a-f]{64}")
 MOST_FILES, MOST_BYTES, MOST_OF_ONE = 20_000, 2_000_000_000, 500_000_000
-MOST_RATIO = 200  # of unpacked to packed bytes; JSON of many rounds has less than 50
+MOST_RATIO = 200  # of unpacked to packed bytes; JSON of many rounds stays below 50
 DEEPEST, LONGEST = 64, 1_000_000  # of capsule.json
 PIECE = 1 << 20
-# key: the kind of its value, of capsule.json and of each of its cells
+# The type of each key's value, in capsule.json and in each of its cells.
 KEYS: dict[str, type] = {
     **{"format": int, "title": str, "code": dict, "machine": dict, "places": dict},
     **{"cells": dict, "claims": dict, "left_out": dict, "files": dict, SEAL: str},
@@ -37,7 +37,7 @@ CELL: dict[str, type] = {
 class Capsule:
     record: dict[str, Any]  # capsule.json
     folder: Path  # where its files lie
-    problems: list[str] = field(default_factory=list)  # what is not as it was written, one sentence each
+    problems: list[str] = field(default_factory=list)  # a sentence per changed file or value
 
     @property
     def digest(self) -> str:
@@ -56,7 +56,7 @@ class Capsule:
 
 
 def open_capsule(path: Path, folder: Path, digest: str | None = None) -> Capsule:
-    """Unpack into `folder` and hold every file against its digest."""
+    """Unpack into `folder` and check every file against its digest."""
     try:
         with zipfile.ZipFile(path) as packed:
             entries = check_entries(path, packed.infolist())
@@ -75,7 +75,7 @@ def open_capsule(path: Path, folder: Path, digest: str | None = None) -> Capsule
 
 
 def check_entries(path: Path, found: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
-    """By name. Raises for names that lead elsewhere, links, names twice, and what unpacks to too much."""
+    """Entries by name. Raises for path traversal, links, duplicate names, and sizes beyond the limits."""
     entries: dict[str, zipfile.ZipInfo] = {}
     for info in found:
         name = info.filename
@@ -107,7 +107,7 @@ def unpack(packed: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo], folder:
     for name, info in entries.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        left = info.file_size  # the library reads no more, and compares the CRC
+        left = info.file_size  # the library reads no further, and checks the CRC
         with packed.open(info) as source, target.open("wb") as file:
             while piece := source.read(PIECE):
                 left -= len(piece)
@@ -155,7 +155,7 @@ def _check_kinds(found: Any, kinds: dict[str, type]) -> None:
 
 
 def changed_files(record: dict[str, Any], folder: Path, there: set[str]) -> list[str]:
-    """Each file that is not what capsule.json says."""
+    """A sentence for each file that differs from capsule.json."""
     problems = []
     for name, digest in record["files"].items():
         if name not in there:

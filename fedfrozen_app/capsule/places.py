@@ -1,6 +1,6 @@
-"""The files and folders that a configuration reads: known by their digests, so that others find them again.
+"""The files and folders that a configuration reads, identified by digest so that others can find them.
 
-A capsule holds none of these data and no path of the machine that made it: in their place stands `data/NAME`.
+A capsule contains none of these data and no path of its machine; it contains `data/NAME` in their place.
 """
 
 import hashlib
@@ -18,13 +18,13 @@ from fedfrozen_app.exchange.strict import hash_of
 from fedfrozen_app.files.folder_manifest import file_digest
 
 NOT_DATA = ("output_dir", "runtime.cache_dir", "runtime.server_kit", "run_id", "overwrite")
-DIGITS = 12  # of a digest, where people compare it
+DIGITS = 12  # of a digest, as shown to people
 Files = dict[str, str]  # relative name ("" for a single file): SHA-256
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a key such as dataset.path names."""
+    """The file or folder that a key such as dataset.path names."""
 
     name: str
     files: Files
@@ -40,7 +40,7 @@ class Place:
         )
 
     def differs(self, other: "Place") -> str:
-        """Which file of the other is not as in this one; "" where all are."""
+        """The first file of the other that differs from this one; "" if none does."""
         for name, digest in self.files.items():
             label = printable(name) or "it"
             if name not in other.files:
@@ -52,7 +52,7 @@ class Place:
 
 
 def files_of(path: Path) -> Files:
-    """The digest of every file here and below. Names that begin with a dot are not data."""
+    """The digest of every file in this folder and below. Hidden files (names with a dot) are not data."""
     if path.is_file():
         return {"": file_digest(path)}
     found = {
@@ -66,7 +66,7 @@ def files_of(path: Path) -> Files:
 
 
 def places_of(resolved: Mapping[str, Any]) -> dict[str, Path]:
-    """By key: the local files and folders that this configuration reads."""
+    """The local files and folders that this configuration reads, by key."""
     found = {key: Path(path) for key, path in absolute_paths(dict(resolved)).items() if key not in NOT_DATA}
     for key, path in found.items():
         if not path.exists():
@@ -90,7 +90,7 @@ def portable(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def portable_words(words: list[str], names: Mapping[str, str]) -> list[str]:
-    """The overrides of a run without where its results went."""
+    """The overrides of a run without its output folders, and with placeholders for paths."""
     kept = []
     for override in OverridesParser.create().parse_overrides(words):
         key = str(override.key_or_group)

@@ -1,4 +1,4 @@
-"""Run cells of a capsule again, each in a folder of its own, and say how the result compares."""
+"""Rerun cells of a capsule, each in its own folder, and compare the results."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ class Verdict:
 
 
 def sampled(capsule: Capsule, count: int | None) -> list[str]:
-    """All cells; or so many, drawn by the capsule's own digest, so that nobody chooses them."""
+    """All cells, or `count` of them, drawn by the capsule's digest so that no one can choose them."""
     cells = sorted(capsule.cells)
     if count is None or count >= len(cells):
         return cells
@@ -59,7 +59,7 @@ def sampled(capsule: Capsule, count: int | None) -> list[str]:
 def configured(
     capsule: Capsule, cell: str, places: dict[str, Path], folder: Path, trusted: bool
 ) -> ComposedConfig:
-    """The cell's configuration, as plain values, with the data where they are here."""
+    """The cell's configuration as plain values, with this machine's data paths."""
     summary = read_object(capsule.run(cell) / "summary.json") or {}
     words, had = shlex.split(str(summary["command"]))[1:], dict(summary["config"])
     extra = [quoted("output_dir", str(folder)), "overwrite=false"]

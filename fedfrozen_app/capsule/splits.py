@@ -1,4 +1,4 @@
-"""Digests of the rows that a run reads, by split: two machines must agree on them before they compare."""
+"""Digests of the rows that a run reads, by split: they must agree before two machines' results compare."""
 
 import hashlib
 from collections.abc import Sequence
@@ -23,7 +23,8 @@ def split_digests(config: Config, corpus: Corpus | None = None) -> Splits:
 
 
 def digests_of(corpus: Corpus, shares: Shares) -> Splits:
-    """`train` and `test` are all rows in their order, `validation` and `clients` numbers of train rows."""
+    """`train` and `test` are all rows in order; `validation` and `clients` are indices into the train
+    rows."""
     parts = () if shares.partition is None else shares.partition.indices
     return {
         "train": _of_table(corpus.train),
@@ -36,12 +37,12 @@ def digests_of(corpus: Corpus, shares: Shares) -> Splits:
 def _of_clients(parts: Sequence[np.ndarray]) -> dict[str, str]:
     if len(parts) <= LISTED:
         return {str(number): _of_rows(rows) for number, rows in enumerate(parts)}
-    lists = row_lists(parts)  # of very many clients one digest of all
+    lists = row_lists(parts)  # one digest in total for very many clients
     return {f"all {len(parts)}": _of_rows(np.concatenate([lists.offsets, lists.rows]))}
 
 
 def difference(stated: Splits, found: Splits) -> str:
-    """The first split that differs; "" where none does."""
+    """The first split that differs; "" if none does."""
     for name in ("train", "test", "validation"):
         if stated.get(name) != found[name]:
             return f"the {name} rows"

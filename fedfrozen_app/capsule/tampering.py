@@ -1,4 +1,4 @@
-"""Whether what a capsule states follows from its own raw rows, its wheel, and the data that are here."""
+"""Checks a capsule's statements against its own raw rows, its wheel, and the local data."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +16,7 @@ from fedfrozen_app.report.compare.tables import to_csv
 
 
 def inner_problems(capsule: Capsule) -> list[str]:
-    """Of a capsule whose files are those that were listed: what they say must agree."""
+    """Contradictions between the files of a capsule whose digests all match."""
     problems = []
     code, record = capsule.record["code"], capsule.record
     wheel = capsule.folder / str(code.get("wheel"))
@@ -43,7 +43,7 @@ def inner_problems(capsule: Capsule) -> list[str]:
 def find_places(
     capsule: Capsule, cells: Iterable[str], given: list[Path]
 ) -> tuple[dict[str, Path], list[str]]:
-    """By placeholder, the data that these cells read, found by digest; and which file of others differs."""
+    """Locate the data of these cells by digest, by placeholder; also the differing file of near matches."""
     needed = dict.fromkeys(name for cell in cells for name in capsule.cells[cell]["places"])
     here = {path: Place(path.name, files_of(path)) for path in given}
     found: dict[str, Path] = {}

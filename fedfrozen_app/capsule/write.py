@@ -33,14 +33,14 @@ from fedfrozen_app.report.compare.tables import to_csv, to_markdown
 FORMAT = 1
 CAPSULE, LOCK = "capsule.json", "requirements.txt"
 SEAL = "sha256"
-KEPT = ("data.json", "clients.json", "tokenizer.json", "table.json")  # of a run, beside summary and rows
+KEPT = ("data.json", "clients.json", "tokenizer.json", "table.json")  # besides summary and rows
 NOTHING: Mapping[str, bytes] = {}
-EARLIEST = (1980, 1, 1, 0, 0, 0)  # of every entry: the same runs make the same bytes
+EARLIEST = (1980, 1, 1, 0, 0, 0)  # of every entry, so that the same runs give the same bytes
 
 
 @dataclass
 class Made:
-    """What goes into the capsule."""
+    """The parts of a capsule in progress."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     cells: dict[str, Any] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Made:
 def write_capsule(
     folder: Path, out: Path, about: About, *, more: Mapping[str, bytes] = NOTHING, trusted: bool = False
 ) -> str:
-    """Write it and return its digest; `more`: further files by their names, such as a page and its rows."""
+    """Write the capsule and return its digest. `more`: further files by name, such as a page and its rows."""
     comparison = collect([folder])
     made = Made(dict(more))
     runs = [run.folder for group in comparison.groups for run in group.runs]
@@ -82,8 +82,8 @@ def write_capsule(
 
 
 def comparison_of(files: Mapping[str, bytes], original: Comparison) -> Comparison:
-    """Of the runs as the capsule has them: a reader has no others to compute the table from, and the order of
-    their settings, which labels and rows follow, is not that of the originals."""
+    """The comparison of the runs as stored in the capsule: a reader can compute the table only from these,
+    and the order of their settings, which labels and rows follow, differs from the originals'."""
     with tempfile.TemporaryDirectory(prefix="capsule") as work:
         for name, content in files.items():
             if name.startswith("runs/"):
@@ -152,7 +152,7 @@ def add_table(made: Made, comparison: Comparison) -> None:
 
 
 def add_papers(made: Made, about: About) -> None:
-    """Licence and citation, as the checkout has them; of an installed package a short citation."""
+    """Add licence and citation from the checkout; for an installed package, a short citation."""
     root = Path(fedfrozen_app.__file__).parents[1]
     if (root / "LICENSE").is_file() and (root / "pyproject.toml").is_file():
         made.files["LICENSE"] = (root / "LICENSE").read_bytes()
@@ -169,10 +169,10 @@ def add_papers(made: Made, about: About) -> None:
 
 
 def pack(made: Made, record: dict[str, Any], out: Path, about: About) -> str:
-    """The zip: capsule.json names every other file by its digest."""
+    """Write the zip file: capsule.json names every other file by its digest."""
     commands = {name: shlex.join(["fedfrozen", *cell["overrides"]]) for name, cell in made.cells.items()}
     sizes = {name: len(content) for name, content in made.files.items()}
-    # capsule.json holds the digest of the crate, so that the crate cannot name its size.
+    # capsule.json holds the crate's digest, so the crate cannot state the size of capsule.json.
     described = crate.metadata(about, {**sizes, CAPSULE: 0}, record["code"]["wheel"], commands)
     described["@graph"] = [
         {key: value for key, value in one.items() if (one["@id"], key) != (CAPSULE, "contentSize")}
@@ -205,7 +205,7 @@ def _json(value: Any) -> bytes:
 
 
 def finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null in their place."""
+    """Replace NaN and infinity, which JSON does not have, by null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,1 +1,1 @@
-"""Do our data fit together? What a site counts of its rows, and what of it may leave."""
+"""Census: a site counts its rows, and releases only counts that protect its people."""

@@ -1,4 +1,4 @@
-"""What a census means for a run, in plain sentences: what is wrong, and what to do about it."""
+"""Advice from a census, in plain sentences: what may go wrong in a run, and what to do about it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fedfrozen_app.core.formatting import counted
 TINY = 0.1  # of the median site's rows
 SHIFTED = 0.25  # total variation
 SKEWED = 0.3
-LACKING = 0.1  # share of people with a row without a value, and twice as many as elsewhere
+LACKING = 0.1  # share of people with a missing value, if twice as large as elsewhere
 REPEATED = 0.05
-NEAR = 0.84  # difflib's ratio of two names that may be one
+NEAR = 0.84  # difflib's ratio from which two names may be spellings of one
 MOST_NAMES = 4
 Note = dict[str, str]
 FEATURES = {
@@ -31,7 +31,7 @@ FEATURES = {
 
 
 def advise(census: Mapping[str, Any]) -> list[Note]:
-    """By topic, the most important first; a single note where nothing stands out."""
+    """Notes by topic, the most important first; a single note if nothing stands out."""
     rules: tuple[Callable[[Mapping[str, Any]], Iterator[Note]], ...] = (
         _refused, _spelling, _absent, _tiny, _shifted, _skewed, _lacking, _texts, _repeated, _matches,
     )  # fmt: skip
@@ -68,7 +68,7 @@ def plain_name(name: str) -> str:
 
 
 def near(one: str, other: str) -> bool:
-    """Whether two names may be two spellings of one; numbers that differ are not."""
+    """Whether two names may be two spellings of one; names with different numbers are not."""
     left, right = plain_name(one), plain_name(other)
     if left == right:
         return True
@@ -203,7 +203,7 @@ def _skewed(census: Mapping[str, Any]) -> Iterator[Note]:
 
 
 def share_of(table: Mapping[str, Any] | None, *names: str) -> float | None:
-    """Of a table's rows; None where one of these is hidden."""
+    """The share of these cells in a table's rows; None if one of them is hidden."""
     if table is None or not table["total"] or any(name in table["hidden"] for name in names):
         return None
     return sum(table["rows"].get(name, 0) for name in names) / table["total"]

@@ -1,4 +1,4 @@
-"""An answer that came over the wire: what it may hold, before the server adds it up."""
+"""Validates a site's answer before the server adds it up."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MOST, DEPTH, LONGEST = 50_000_000, 6, 1000
 KEYS = {"format", "task", "unit", "floor", "epsilon", "people", "rows", "tables", "moments"}
 MOST_CELLS, MOST_TABLES = 20_000, 2000
 MOST_COUNT = 2**53  # a larger one is no whole number in a float
-LARGEST = 1e30  # of a value: its square times a count is far from what a float holds
+LARGEST = 1e30  # of a value, so that its square times a count cannot overflow a float
 SHOWN = 60  # characters of a name in a sentence
 
 
 def read_answer(text: str) -> dict[str, Any]:
-    """`ValueError` with a reason where it is none."""
+    """Parse an answer; `ValueError` with a reason if it is malformed."""
     found = read_json(text, most=MOST, depth=DEPTH, longest=LONGEST)
     if not isinstance(found, dict) or not KEYS <= set(found) <= KEYS | {"hashes"}:
         raise ValueError("has other keys than an answer to a census")
@@ -45,7 +45,7 @@ def read_answer(text: str) -> dict[str, Any]:
 
 
 def problem_beside(found: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Why this answer cannot be merged with those that were taken before, as the rest of a sentence."""
+    """Why this answer cannot be merged with those accepted before; the text completes a sentence."""
     for name, table in found["tables"].items():
         known = [one for other in others.values() if (one := other["tables"].get(name)) is not None]
         if table is None or not known:
@@ -66,7 +66,7 @@ def _whole(value: Any) -> bool:
 
 
 def _count(value: Any) -> bool:
-    """Of rows it may be a share: a row with two labels is half a row of each."""
+    """A count of rows may be a fraction: a row with two labels is half a row of each."""
     return type(value) in (int, float) and 0 <= value <= MOST_COUNT
 
 

@@ -1,8 +1,8 @@
-"""What a server asks of a site in a census: JSON against a closed schema, as a run's proposal is.
+"""A server's census request to a site: JSON with a closed schema, like a run's proposal.
 
-It names a view and columns, with the edges or words by which these are counted, and no more. A site holds all
-of it against its policy: edges and words that are not the policy's are refused, because a server
-that may choose edges can cut one person out of a cell.
+It names a view and columns, with the edges or levels by which these are counted, and nothing else. A site
+checks all of it against its policy: edges and levels that differ from the policy's are refused, because a
+server that chooses edges can isolate one person in a cell.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Ask(Spelled):
     id: str
     view: str | None = None
     columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # edges, or words
-    epsilon: float | None = None  # of the noise on every count; None: counts as they are
-    floor: int = 10  # of simulated clients; a site has its own
+    epsilon: float | None = None  # of the noise on every count; None: exact counts
+    floor: int = 10  # for simulated clients; a site uses its policy's
     matches: bool = False  # rows that sites share, by keyed hashes, which are exact: never with an epsilon
 
     @cached_property
@@ -45,7 +45,7 @@ def vars_of(ask: Ask) -> dict[str, Any]:
 
 
 def read_ask(text: str) -> Ask:
-    """`ValueError`, as the rest of a sentence for the site's own log, where it is none."""
+    """Parse a request; if it is malformed, a `ValueError` that completes a sentence in the site's own log."""
     found = read_json(text, most=MOST, depth=DEPTH, longest=LONGEST)
     if not isinstance(found, dict) or set(found) != KEYS:
         raise ValueError("it has other keys than a census")
@@ -72,7 +72,7 @@ def read_ask(text: str) -> Ask:
 
 
 def checked_column(name: Any, kinds: Any) -> tuple[Any, ...]:
-    """Edges that rise, or words that differ; `ValueError` for all else."""
+    """Increasing edges or distinct levels; `ValueError` for anything else."""
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST:
         raise ValueError("columns has a name that is none")
     if not isinstance(kinds, list) or not 1 <= len(kinds) <= MOST_CELLS:

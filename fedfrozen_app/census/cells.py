@@ -1,4 +1,4 @@
-"""What a census is made of: people by cell, and means. What of them may leave is in floors.py."""
+"""The tables of a census: people by cell, and means. floors.py decides what of them may leave."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Table:
-    """People by cell: one line per person and cell in which they have something.
+    """People by cell: one line per person and cell in which they have rows.
 
-    With `edges` the cells are intervals in a row, from one edge to the next, and behind them one for rows
-    that have no value; neighbours may be joined, the first and the last are open. Otherwise they have
-    names. Those that are `public` are public knowledge; others are in the data, and leave the site only
-    where enough people have them. Rows without a value count too: all rows less those with a value would
-    reveal them.
+    With `edges` the cells are consecutive intervals, followed by one cell for rows without a value;
+    neighbours may be joined, and the first and last are open. Otherwise cells have names. The first `public`
+    names are public knowledge; others occur only in the data, and leave the site only if enough people have
+    them. Rows without a value need a cell too: all rows less those with a value would reveal them.
 
-    `by_person` says that no person's cells depend on another person's rows. Noise is made for such tables
-    alone: one person more or less adds or removes her own lines, and moves no others.
+    `by_person` means that no person's cells depend on another person's rows. Only such tables are noised:
+    adding or removing one person adds or removes her lines, and changes no others.
     """
 
     name: str
@@ -28,7 +27,7 @@ class Table:
     cell: np.ndarray  # (lines,)
     weight: np.ndarray  # (lines,) rows, or sums of shares of pictures
     names: tuple[str, ...] = ()
-    public: int = 0  # so many of the names, the first ones
+    public: int = 0  # number of public names, which come first
     edges: tuple[float, ...] = ()
     by_person: bool = False
 
@@ -55,8 +54,8 @@ class Table:
         return np.bincount(self.cell, weights=self.weight, minlength=self.size)
 
     def people_within(self, low: int, high: int) -> int:
-        """In any of the cells from `low` on and before `high`; each person once."""
-        cells, people = self._by_cell  # many parts of a table are asked for
+        """People in any of the cells [low, high), each counted once."""
+        cells, people = self._by_cell  # cached, because callers query many ranges
         first, last = np.searchsorted(cells, (low, high))
         return len(np.unique(people[first:last]))
 
@@ -65,7 +64,7 @@ class Table:
         return len(np.unique(self.person))
 
     def members(self) -> dict[int, dict[str, float]]:
-        """By person, what they have in which cell: a later census is compared with it."""
+        """Each person's weight by cell, with which a later census is compared."""
         found: dict[int, dict[str, float]] = {}
         key = self.names if not self.edges else tuple(map(str, range(self.size)))
         for person, cell, weight in zip(
@@ -82,11 +81,11 @@ class Moments:
     name: str
     person: np.ndarray  # (rows with a number,)
     value: np.ndarray  # (rows with a number,)
-    lacking: int  # people with a row that has none
+    lacking: int  # people with a row without a number
 
 
 def moments(name: str, people: np.ndarray, value: np.ndarray) -> Moments:
-    """Of rows whose number is NaN where they have none."""
+    """`Moments` of these rows; NaN marks a missing number."""
     held = ~np.isnan(value)
     return Moments(name, people[held], value[held], len(np.unique(people[~held])))
 
@@ -94,7 +93,7 @@ def moments(name: str, people: np.ndarray, value: np.ndarray) -> Moments:
 def lines(
     person: np.ndarray, cell: np.ndarray, weight: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(person, cell, weight) with every pair once, weights added up."""
+    """(person, cell, weight) with every pair once and its weights summed."""
     weight = np.ones(len(person)) if weight is None else weight
     if not len(person):
         empty = np.zeros(0, dtype=np.int64)
@@ -113,7 +112,7 @@ def by_name(
     other: str | None = None,
     by_person: bool = False,
 ) -> Table:
-    """A table of words. What is not public goes into the cell `other` where there is one."""
+    """A table of names. Names that are not public go into the cell `other` if there is one."""
     known = list(dict.fromkeys([*public, *([other] if other is not None else [])]))
     place = {word: number for number, word in enumerate(known)}
     if other is None:
@@ -135,7 +134,7 @@ def by_interval(
     *,
     by_person: bool = False,
 ) -> Table:
-    """A table of numbers; those beyond the ends are in the first and the last interval, NaN is none."""
+    """A table of numbers; those beyond the ends count in the first and last interval, NaN as missing."""
     place = np.searchsorted(np.asarray(edges, dtype=float), value, side="right") - 1
     cell = np.where(np.isnan(value), len(edges) - 1, np.clip(place, 0, len(edges) - 2))
     found = lines(np.asarray(person, dtype=np.int64), cell.astype(np.int64), weight)

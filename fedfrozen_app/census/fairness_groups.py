@@ -1,4 +1,4 @@
-"""Metrics by group: which groups are shown, who is worst served, and by how much."""
+"""Metrics by group: which groups are shown, which one is served worst, and by how much."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def evaluate_groups(
     floor: int,
     times: int = 0,
 ) -> Found:
-    """Metrics of all rows, and by the values of each column and by class; groups of few people are hidden,
-    and others with them, as in a census. `times`: bootstrap replicates for intervals."""
+    """Metrics of all rows, by the values of each column, and by class; groups of few people are hidden, with
+    others that would reveal them, as in a census. `times`: bootstrap replicates for intervals."""
     found: Found = {
         "all": _with_intervals(predictions, times),
         "reliability": released_reliability(predictions, floor),
@@ -69,7 +69,7 @@ def _word(value: Any) -> str:
 
 
 def released_reliability(predictions: Predictions, floor: int) -> list[dict[str, float]]:
-    """The bins with as many rows as the floor asks for."""
+    """The bins with at least `floor` rows."""
     return [part for part in reliability(predictions) if part["rows"] >= floor] if len(predictions) else []
 
 
@@ -88,13 +88,13 @@ MARK = "fair"
 
 
 def flat(model: str, found: Found) -> dict[str, float]:
-    """As metrics of a reply: fair/MODEL/COLUMN/VALUE/METRIC."""
+    """Encode as metrics of a reply: fair/MODEL/COLUMN/VALUE/METRIC."""
     if not found:  # a model without classes
         return {}
     sent = {f"{MARK}/{model}/all//{key}": value for key, value in found["all"].items() if key != "intervals"}
     for column, groups in found["groups"].items():
         for value, own in groups.items():
-            safe = value.replace("/", "∕")  # a slash parts the words of a name
+            safe = value.replace("/", "∕")  # a slash separates the parts of a name
             sent |= {
                 f"{MARK}/{model}/{column}/{safe}/{key}": number
                 for key, number in own.items()
@@ -106,7 +106,7 @@ def flat(model: str, found: Found) -> dict[str, float]:
 
 
 def unflat(sent: Mapping[str, float]) -> dict[str, Found]:
-    """By model, what `flat` made; what does not look like it is left out."""
+    """The inverse of `flat`, by model; other keys are ignored."""
     found: dict[str, Found] = {}
     bins: dict[str, dict[str, dict[str, float]]] = {}
     for name, number in sent.items():
@@ -132,7 +132,7 @@ def unflat(sent: Mapping[str, float]) -> dict[str, Found]:
 
 
 def together(by_site: Mapping[str, Found]) -> Found:
-    """Of several sites: rows add up, metrics are means weighted by rows, and each site is a group too."""
+    """Combine several sites: rows are summed, metrics averaged by rows, and each site is a group too."""
     groups: dict[str, dict[str, list[Found]]] = {}
     for found in by_site.values():
         for column, own in found["groups"].items():
@@ -152,7 +152,7 @@ def together(by_site: Mapping[str, Found]) -> Found:
 
 
 def mean(parts: Sequence[Found]) -> Found:
-    """Rows and people added up, all else a mean weighted by rows."""
+    """Sum rows and people, and average everything else by rows."""
     rows = sum(part.get("rows", 0) for part in parts)
     found: Found = {"rows": rows, "people": sum(part.get("people", 0) for part in parts)}
     names = dict.fromkeys(
@@ -167,7 +167,7 @@ def mean(parts: Sequence[Found]) -> Found:
 
 
 def has_one_class(own: Found) -> bool:
-    """Whether a group's rows are of one class alone: always predicting it would be right every time."""
+    """Whether a group's rows are all of one class, so that always predicting it would be right."""
     return "accuracy" in own and "f1" not in own
 
 
@@ -203,12 +203,12 @@ def gaps(found: Found) -> dict[str, Found]:
 
 
 def counted(own: Found) -> float:
-    """How many independent rows an interval may go by: people, where one has several."""
+    """The number of independent rows for an interval: people, if a person may have several rows."""
     return min(own["rows"], own.get("people") or own["rows"])
 
 
 def interval(own: Found) -> tuple[float, float]:
-    """Of the accuracy."""
+    """The confidence interval of the accuracy."""
     return wilson(own["accuracy"], counted(own))
 
 

@@ -1,4 +1,4 @@
-"""How good predictions are for some rows: accuracy, F1, AUROC, calibration, and intervals."""
+"""Metrics of predictions: accuracy, F1, AUROC, calibration, and intervals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SURE = 1.959963984540054  # of a normal distribution: 95 %
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions beside the truth. Several labels a row: both (rows, classes), the truth as 0 and 1."""
+    """Predictions and labels. With several labels per row both are (rows, classes), the labels as 0 and 1."""
 
     probabilities: np.ndarray  # (rows, classes)
     labels: np.ndarray  # (rows,) or (rows, classes)
@@ -50,8 +50,8 @@ class Predictions:
 
 
 def compute_metrics(predictions: Predictions) -> dict[str, float]:
-    """By name; a metric that says nothing about these rows is left out. Within one class accuracy is recall:
-    macro F1, the area and calibration need rows of several."""
+    """Metrics by name; undefined ones are left out. Within one class accuracy is recall: macro F1, AUROC and
+    calibration need rows of several classes."""
     found = {
         "rows": len(predictions),
         "people": len(np.unique(predictions.people)),
@@ -65,7 +65,7 @@ def compute_metrics(predictions: Predictions) -> dict[str, float]:
 
 
 def macro_f1(predictions: Predictions) -> float:
-    """The mean over the classes that are there, in truth or among the predictions."""
+    """The mean over the classes that occur in labels or predictions."""
     truth, predicted = predictions.truth, predictions.predicted
     hits = (truth & predicted).sum(axis=0)
     both = truth.sum(axis=0) + predicted.sum(axis=0)
@@ -74,7 +74,7 @@ def macro_f1(predictions: Predictions) -> float:
 
 
 def auroc(predictions: Predictions) -> float | None:
-    """Each class against the others, the mean over those that have rows of both kinds (Mann and Whitney)."""
+    """One-vs-rest AUROC, averaged over the classes with positive and negative rows (Mann and Whitney)."""
     from scipy.stats import rankdata
 
     areas = []
@@ -87,7 +87,7 @@ def auroc(predictions: Predictions) -> float | None:
 
 
 def reliability(predictions: Predictions, bins: int = BINS) -> list[dict[str, float]]:
-    """By confidence of the prediction: rows, mean confidence, and the share that is right."""
+    """Per confidence bin: rows, mean confidence, and accuracy."""
     if predictions.several:
         confidence = np.maximum(predictions.probabilities, 1 - predictions.probabilities).reshape(-1)
         right = (predictions.truth == predictions.predicted).reshape(-1)
@@ -108,7 +108,7 @@ def reliability(predictions: Predictions, bins: int = BINS) -> list[dict[str, fl
 
 
 def calibration_error(predictions: Predictions, bins: int = BINS) -> float:
-    """Expected calibration error (Guo et al. 2017): the mean gap between confidence and being right."""
+    """Expected calibration error (Guo et al. 2017): the mean gap between confidence and accuracy."""
     found = reliability(predictions, bins)
     total = sum(part["rows"] for part in found)
     return sum(part["rows"] * abs(part["right"] - part["confidence"]) for part in found) / max(total, 1)
@@ -118,7 +118,7 @@ def calibration_error(predictions: Predictions, bins: int = BINS) -> float:
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:
-    """The 95 % interval of a share of so many (Wilson 1927)."""
+    """The 95 % interval of a proportion of `count` rows (Wilson 1927)."""
     if not count:
         return 0.0, 1.0
     square = SURE**2
@@ -128,7 +128,8 @@ def wilson(share: float, count: float) -> tuple[float, float]:
 
 
 def newcombe(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
-    """The 95 % interval of the difference of two shares, each (share, count) (Newcombe 1998, method 10)."""
+    """The 95 % interval of the difference of two proportions, each (share, count) (Newcombe 1998, method
+    10)."""
     (low1, high1), (low2, high2) = wilson(*one), wilson(*other)
     gap = one[0] - other[0]
     below = math.sqrt((one[0] - low1) ** 2 + (high2 - other[0]) ** 2)

@@ -1,16 +1,16 @@
-"""What may leave of a table: no cell of fewer than `floor` people, nor what it could be worked out from.
+"""What may leave of a table: no cell of fewer than `floor` people, and nothing from which one can be derived.
 
-A cell is small where it has some people, and fewer than the floor; or where so few are *not* in it. A small
-cell is joined with its neighbour, and where both together are still too few, with the next two: in halves of
-halves, so that with whom a cell is joined does not depend on the counts. (Hiding the smallest cell beside a
-small one would reveal that the others are larger: trying all tables shows that this gives cells away.)
-Cells that are joined have `floor` people together, and one more for each further cell that is not empty:
-their sum reveals about each of them only that it is 1 to `floor` or more. Where the whole
-table is not enough for that, all of it is withheld.
+A cell is small if it has some people but fewer than the floor, or if so few are *not* in it. A small cell is
+joined with its neighbour, and if both together are still too few, with the next two: in halves of halves, so
+that the choice of neighbours does not depend on the counts. (Hiding the smallest cell along with a small one
+would reveal that the others are larger; enumerating all tables shows that this discloses cells.) Cells that
+are joined have `floor` people together, and one more for each further cell that is not empty: their sum
+reveals about each of them only that it is 1 to `floor` or more. If the whole table is not enough for that,
+all of it is withheld.
 
-Intervals are released as joined. Cells with names are hidden instead, and of all of them only the sum is
-known: what the total leaves over. Empty ones are shown, because a census must find out that a site has no
-rows of a class.
+Intervals are released as joined. Cells with names are hidden instead, and only their sum is known: the total
+less the visible cells. Empty ones are shown, because a census must find out that a site has no rows of a
+class.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from fedfrozen_app.census.cells import Moments, Table
 Published = dict[str, Any]
 Groups = list[tuple[int, int]]  # first cell, one past the last
 LEAST_FLOOR = 3  # with a floor of 2, a small cell is always 1
-DOMINANT = 0.5  # of the rows behind a mean, that one person may have
+DOMINANT = 0.5  # largest share of a mean's rows that one person may have
 
 
 def joined_cells(table: Table, floor: int) -> Groups | None:
-    """Which cells are released as one; None where not even all together may be."""
+    """Which cells are released as one; None if not even all of them together may be."""
 
-    @cache  # the same parts are asked for at every level
+    @cache  # every level queries the same ranges
     def releasable(low: int, high: int) -> bool:
         return sound(table, low, high, floor)
 
@@ -47,20 +47,20 @@ def joined_cells(table: Table, floor: int) -> Groups | None:
 
 
 def sound(table: Table, low: int, high: int, floor: int) -> bool:
-    """Whether these cells, as one, are empty or hide each other, and do not hold nearly all people."""
+    """Whether these cells, as one, are empty or hide each other, without holding nearly all people."""
     within = table.people_within(low, high)
     filled = int(np.count_nonzero(table.people()[low:high]))
     return within == 0 or (within >= floor + filled - 1 and not 0 < table.total_people - within < floor)
 
 
 def hidden_cells(table: Table, groups: Groups) -> set[int]:
-    """Of a table with names: those that share a group with others, but for empty ones."""
+    """The hidden cells of a table with names: those that share a group with others, except empty ones."""
     people = table.people()
     return {cell for low, high in groups if high - low > 1 for cell in range(low, high) if people[cell]}
 
 
 def publish(table: Table, floor: int) -> Published | None:
-    """What leaves; None where nothing does."""
+    """The released table; None if nothing may leave."""
     if not table.total_people:
         return empty(table)
     if table.total_people < floor:
@@ -76,7 +76,7 @@ def empty(table: Table) -> Published:
 
 
 def named(table: Table, hidden: set[int]) -> Published:
-    """Cells by name; hidden ones by name only where the name is public."""
+    """Cells by name; hidden cells are named only if their name is public."""
     people, rows = table.people(), table.rows()
     shown = [cell for cell in range(table.size) if cell not in hidden]
     return {
@@ -89,7 +89,7 @@ def named(table: Table, hidden: set[int]) -> Published:
 
 
 def joined(table: Table, groups: list[tuple[int, int]]) -> Published:
-    """Intervals; the last one holds the rows without a value too, unless these are separate (`none`)."""
+    """Intervals; the last one includes the rows without a value, unless these are separate (`none`)."""
     rows, last = table.rows(), table.size - 1
     apart = groups[-1] == (last, last + 1)
     if apart:
@@ -104,10 +104,10 @@ def joined(table: Table, groups: list[tuple[int, int]]) -> Published:
 
 
 def publish_moments(found: Moments, floor: int) -> Published | None:
-    """Mean and variance of the rows; nothing where few people, or one of them for the most part, are behind.
+    """Mean and variance of the rows; None if they come from few people, or mostly from one of them.
 
-    Where few people have rows without a number, the rows with one are not counted, and mean and variance are
-    rounded: the exact mean of whole numbers would reveal their count.
+    If few people have rows without a number, the count of rows with one is withheld, and mean and variance
+    are rounded: the exact mean of integers would reveal their count.
     """
     if not len(found.person):
         return None
@@ -121,10 +121,10 @@ def publish_moments(found: Moments, floor: int) -> Published | None:
 
 
 def rough(value: float) -> float:
-    """To two digits."""
+    """Rounded to two digits."""
     return float(f"{value:.2g}")
 
 
 def plain(value: float) -> float | int:
-    """Whole numbers as such; shares to nine digits."""
+    """Integers unchanged; fractions to nine digits."""
     return int(value) if float(value).is_integer() else round(float(value), 9)

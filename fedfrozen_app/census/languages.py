@@ -3,7 +3,7 @@
 import re
 import unicodedata
 
-# The most frequent words that are in no other language of the list.
+# The most frequent words that occur in no other language of the list.
 STOP_WORDS = {
     "en": "the and of with was for that is this patient at from",
     "de": "der und ist nicht mit von den das ein wurde bei auf",
@@ -19,11 +19,11 @@ SCRIPTS = ("ascii", "latin", "greek", "cyrillic", "arabic", "hebrew", "asian", "
 MISREAD = re.compile("�|Ã[\x80-¿]|â€|Â[\x80-¿]")
 _FOR = {word: language for language, text in STOP_WORDS.items() for word in text.split()}
 _ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL")
-BEGINNING = 5000  # characters that are looked at
+BEGINNING = 5000  # characters that are examined
 
 
 def language(text: str) -> str:
-    """The language most of whose frequent words it has, if there are two of them or more."""
+    """The language with the most frequent words in the text, if there are at least two."""
     votes: dict[str, int] = {}
     for word in re.findall(r"[^\W\d_]+", text[:BEGINNING].lower()):
         if word in _FOR:
@@ -35,7 +35,7 @@ def language(text: str) -> str:
 
 
 def script(text: str) -> str:
-    """The script of most letters that are not ASCII; "latin" where the others are accents among ASCII."""
+    """The script of most non-ASCII letters; "latin" if they are accented letters among ASCII."""
     if text.isascii():
         return "ascii"
     found: dict[str, int] = {}

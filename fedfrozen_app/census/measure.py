@@ -1,4 +1,4 @@
-"""What a site counts of its own rows: every table and every mean of a census, before anything is hidden."""
+"""A site's counts of its own rows: every table and every mean of a census, before anything is hidden."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fedfrozen_app.census.records import Records
 from fedfrozen_app.data.sources.images import open_image
 
 FIELD = ("present", "missing", "empty")
-UNREADABLE = "unreadable"  # of a column of numbers: something that is none
-OTHER, NONE = "other", "(none)"  # words that are not listed; rows without a value
-# Fixed for every census, so that no choice of edges can cut one person out of a cell.
+UNREADABLE = "unreadable"  # an entry in a column of numbers that is not a number
+OTHER, NONE = "other", "(none)"  # levels that are not listed; rows without a value
+# Fixed for every census, so that no choice of edges can isolate one person in a cell.
 LENGTHS = (0, 1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 1e9)
 SIZES = (1, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 1e6)
 LEVELS = tuple(range(0, 257, 8))  # of a picture's pixels, 0 to 255
 UNKNOWN = (0, 1e-9, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0)  # share of a text's tokens
 CHANNELS = ("1", "3", "4")
-Columns = Mapping[str, Sequence[Any]]  # edges of a column of numbers, or the words of one of words
-Tokens = Callable[[list[str]], list[tuple[int, int]]]  # of each text: its tokens, and those unknown
+Columns = Mapping[str, Sequence[Any]]  # edges of a numeric column, or levels of a categorical one
+Tokens = Callable[[list[str]], list[tuple[int, int]]]  # per text: numbers of tokens and of unknown tokens
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Measurements:
 
 
 def measure(records: Records, columns: Columns, tokens: Tokens | None = None) -> Measurements:
-    """`columns` are the other columns that are looked at, each with its edges or its words."""
+    """`columns`: the additional columns to count, each with its edges or levels."""
     tables = [
         _totals(records),
         _classes(records),
@@ -59,14 +59,14 @@ def measure(records: Records, columns: Columns, tokens: Tokens | None = None) ->
 
 
 def _content(records: Records, tokens: Tokens) -> tuple[list[Table], list[Moments]]:
-    """Of a table's rows the columns that were asked for are all there is."""
+    """Tables of texts or images; a tabular dataset has nothing beyond the requested columns."""
     if any(isinstance(item, tuple) for item in records.content):
         return [], []
     return _pictures(records) if records.task == "image" else _texts(records, tokens)
 
 
 def as_bytes(texts: list[str]) -> list[tuple[int, int]]:
-    """Where a model reads bytes: one token each, and an end; none is unknown."""
+    """Token counts of a byte-level model: one per byte plus an end token; none is unknown."""
     return [(len(text.encode("utf-8", "replace")) + 1, 0) for text in texts]
 
 
@@ -102,8 +102,8 @@ def _state(value: Any) -> str:
 
 
 def _repeated(records: Records) -> Table:
-    """Rows whose content another row of this site has too: one person more may move many others, so that
-    this table is not `by_person`, and no census with noise holds it."""
+    """Rows with the same content as another row of this site. One additional person may affect many others'
+    cells, so this table is not `by_person`, and a census with noise omits it."""
     times = Counter(records.contents)
     words = [
         NONE if not digest else "repeated" if times[digest] > 1 else "single" for digest in records.contents

@@ -1,13 +1,13 @@
-"""What a site has released before: two censuses must not reveal more than each of them alone.
+"""A site's record of what it has released: two censuses must not reveal more together than each alone.
 
     VAR/census/VIEW.json   per table and mean: who was in which cell, by keyed hash, and what was released;
                            and each answer with noise, under the name of its charge
 
-Asked again about the same rows, the site releases the same; and also where rows of fewer people than the
-floor have changed since its last update. Where more have, a table is updated only if in everything that it
-released either no person changed or at least `floor` people did, and only with the same cells hidden or
-joined as before. Hidden cells count as one, and so do joined ones: if each of them counted by itself, the
-update would reveal it. A hidden cell stays hidden: shown later, it could be subtracted from an earlier total.
+Asked again about the same rows, the site releases the same answer, and also if the rows of fewer than `floor`
+people have changed since its last update. If more have, a table is updated only if in each released part
+either no person changed or at least `floor` people did, and only with the same cells hidden or joined as
+before. All hidden cells count as one part, and so do joined cells: if each counted by itself, the update
+would reveal it. A hidden cell stays hidden: shown later, it could be subtracted from an earlier total.
 Otherwise the earlier table is released again.
 """
 
@@ -36,13 +36,13 @@ Members = dict[str, dict[str, float]]  # person: cell: weight
 def release(
     measured: Measurements, people: Sequence[str], floor: int, before: dict[str, Any]
 ) -> dict[str, Any]:
-    """What leaves of every table and mean, and what must be remembered of it: `before` with the next state.
-    `people` are their names, which stay here.
+    """What leaves of every table and mean; updates `before` to the next state. `people` are the people's
+    names, which stay here.
 
     `before` is changed: {"key", "floor", "tables", "moments"}.
     """
     if before.get("floor", floor) != floor:
-        # Another floor is another way of hiding: what was released under the old one is all that leaves.
+        # Another floor hides other cells: only what was released under the old floor is released again.
         floor = max(floor, int(before["floor"]))
     before["floor"] = floor
     key = before.setdefault("key", secrets.token_hex(32))
@@ -62,7 +62,7 @@ def release(
 
 
 def digests(measured: Measurements, names: list[str]) -> dict[str, str]:
-    """By person, of everything that is counted about them."""
+    """By person, a digest of everything that is counted about them."""
     parts: list[list[Any]] = [[] for _ in names]
     for table in measured.tables:
         for person, cells in table.members().items():
@@ -87,7 +87,7 @@ def who(name: str, key: str) -> str:
 
 
 def first(table: Table, names: list[str], floor: int) -> dict[str, Any]:
-    """A table of which nothing was released before."""
+    """The first release of a table."""
     groups = floors.joined_cells(table, floor) if table.total_people else None
     hidden = set() if table.edges or groups is None else floors.hidden_cells(table, groups)
     return {
@@ -102,7 +102,8 @@ def first(table: Table, names: list[str], floor: int) -> dict[str, Any]:
 def table_again(
     table: Table, names: list[str], floor: int, before: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The table as it may be released now, with its new state; or as it was before, with the old one."""
+    """The updated table with its new state if the update may leave; otherwise the earlier one with its
+    state."""
     fresh = first(table, names, floor)
     if before is None or before["told"] is None:
         return fresh
@@ -120,14 +121,15 @@ def table_again(
 
 
 def released_as_one(table: Table, groups: floors.Groups, hidden: list[str]) -> dict[str, str]:
-    """By cell, what it is released with, unless by itself: its interval as joined, or all that is hidden."""
+    """By cell, the unit that it is released in, unless by itself: its joined interval, or the hidden
+    cells."""
     if not table.edges:
         return dict.fromkeys(hidden, HIDDEN)
     return {str(cell): f"from {low}" for low, high in groups for cell in range(low, high)}
 
 
 def changed_enough(before: Members, now: Members, floor: int, units: Mapping[str, str]) -> bool:
-    """Whether in everything that is released no person changed, or at least `floor` people did."""
+    """Whether in each released part no person changed, or at least `floor` people did."""
     touched: dict[str, int] = {}
     people = 0
     for person in before.keys() | now.keys():
@@ -165,7 +167,7 @@ def moments_again(
 
 
 def read_memory(path: Path) -> dict[str, Any]:
-    """Empty where nothing was released; a damaged one ends the census, because it cannot be guessed."""
+    """Read the record; empty if nothing was released. A damaged record ends the census."""
     if not path.exists():
         return {}
     try:

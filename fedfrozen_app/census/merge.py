@@ -1,4 +1,4 @@
-"""From the sites' answers to one census: what all of them have together, and how far they are apart."""
+"""Merges the sites' answers to one census: pooled tables, and distances between sites."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Answers = Mapping[str, Mapping[str, Any]]
 
 
 def merge(answers: Answers, refused: Mapping[str, str]) -> dict[str, Any]:
-    """census.json, but for the advice; independent of the order of the answers."""
+    """The content of census.json except for the advice; independent of the order of the answers."""
     answers = {name: answers[name] for name in sorted(answers, key=_in_order)}
     refused = {name: refused[name] for name in sorted(refused, key=_in_order)}
     names = list(dict.fromkeys(name for found in answers.values() for name in found["tables"]))
@@ -50,7 +50,7 @@ def merge(answers: Answers, refused: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _in_order(name: str) -> tuple[int, str]:
-    """Simulated clients are numbers: 10 comes after 9."""
+    """Sort key: simulated clients are numbers, so 10 comes after 9."""
     return (int(name), "") if name.isdecimal() else (-1, name)
 
 
@@ -63,7 +63,7 @@ def _sum(values: Any) -> int | None:
 
 
 def pool(parts: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Of the sites that reported it; cells that one of them hides are not added up."""
+    """Sum a table over the sites that reported it; cells that one of them hides are left out."""
     known = [part for part in parts if part is not None]
     if not known:
         return None
@@ -83,7 +83,8 @@ def pool(parts: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
 
 
 def pool_intervals(known: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """By the edges that all of them show; rows without a value apart, where all show these apart."""
+    """Sum over the edges that all of them show; rows without a value are separate if all show them
+    separately."""
     edges = sorted(set.intersection(*(set(part["edges"]) for part in known)))
     people, rows = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1)
     for part in known:
@@ -101,7 +102,7 @@ def _plain(value: float) -> float | int:
 
 
 def pool_moments(parts: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Exactly, from counts, means and variances; a site that does not say its count takes no part."""
+    """Pool exactly from counts, means and variances; a site that withholds its count is left out."""
     known = [part for part in parts if part is not None and part["rows"] is not None]
     if not known:
         return None
@@ -121,7 +122,7 @@ def pool_moments(parts: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | 
 
 
 def quantiles(table: Mapping[str, Any]) -> dict[str, dict[str, float]] | None:
-    """Each within its interval: [low, high], and a straight line between for the value."""
+    """Quantiles, each with its interval [low, high] and a linear interpolation within it."""
     rows, edges = np.asarray(table["rows"], dtype=float), table["edges"]
     if not rows.sum():
         return None
@@ -181,7 +182,7 @@ def _pair(one: str, other: str) -> str:
 
 
 def interval_distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float | None:
-    """By the edges that both show; None where one of them has no row."""
+    """Total variation over the edges that both show; None if one of them has no rows."""
     both = [
         pool_intervals([part, {**twin, "rows": [0] * len(twin["rows"])}]) for part, twin in _both(one, other)
     ]
@@ -196,8 +197,8 @@ def _both(one: Any, other: Any) -> list[tuple[Any, Any]]:
 
 
 def alpha(counts: Mapping[str, Mapping[str, float]]) -> float | None:
-    """The Dirichlet concentration under which these label counts are likeliest, as `partition=dirichlet`
-    draws them: for every class, its rows' shares over the clients. None where it cannot be estimated."""
+    """The maximum-likelihood Dirichlet concentration of these label counts, as `partition=dirichlet` draws
+    them: for every class, the clients' shares of its rows. None if it cannot be estimated."""
     from scipy.optimize import minimize_scalar
     from scipy.special import gammaln
 
@@ -218,7 +219,7 @@ def alpha(counts: Mapping[str, Mapping[str, float]]) -> float | None:
 
 
 def matches(answers: Answers) -> dict[str, Any] | None:
-    """How many contents two sites share; None where not every site has sent its hashes."""
+    """The number of contents that each pair of sites shares; None unless every site has sent its hashes."""
     if len(answers) < 2 or not all("hashes" in found for found in answers.values()):
         return None
     held = {site: set(found["hashes"]) for site, found in answers.items()}

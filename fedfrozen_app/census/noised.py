@@ -1,10 +1,11 @@
 """A census with noise: epsilon-differential privacy for each person, whatever rows they have.
 
-Every person counts once in each table, in the cell where they have most. Only tables are released in which
-no person's cells depend on another's rows (`Table.by_person`). One person more or less then changes one cell
-of each table by one, so two-sided geometric noise with parameter exp(-epsilon/tables) makes all of them
-together epsilon-private, with delta 0 (Ghosh, Roughgarden and Sundararajan 2009; basic composition).
-Means are not released: the server estimates them from the intervals. Nor are names that are only in the data.
+Every person counts once in each table, in the cell where they have most rows. Only tables in which no
+person's cells depend on another's rows (`Table.by_person`) are released. Adding or removing one person then
+changes one cell of each table by one, so two-sided geometric noise with parameter exp(-epsilon/tables) makes
+all of them together epsilon-private, with delta 0 (Ghosh, Roughgarden and Sundararajan 2009; basic
+composition). Means are not released: the server estimates them from the intervals. Nor are names that occur
+only in the data.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def release_with_noise(
 
 
 def tables_for_noise(measured: Measurements) -> list[Table]:
-    """Each person once in each. Tables without public cells stay here, and those that are not `by_person`."""
+    """The tables to noise, with each person once in each. Omits tables without public cells or
+    `by_person`."""
     return [
         counted_once(table) for table in measured.tables if table.by_person and (table.edges or table.public)
     ]
@@ -73,7 +75,7 @@ def _noised(table: Table, epsilon: float, stream: Keystream) -> dict[str, Any]:
 
 
 def geometric(count: int, epsilon: float, stream: Keystream) -> np.ndarray:
-    """(count,) whole numbers with P(k) ~ exp(-epsilon·|k|): the difference of two geometric ones."""
+    """(count,) integers with P(k) ~ exp(-epsilon·|k|): the difference of two geometric variables."""
     drawn = 1.0 - stream.uniform(2 * count)  # in (0, 1]
     tails = np.floor(np.log(drawn) / -epsilon)  # P(at least k) = exp(-epsilon·k)
     return (tails[:count] - tails[count:]).astype(np.int64)

@@ -1,12 +1,12 @@
-"""Exact answers about two views of a site: their difference must not be about a few people.
+"""Exact answers about overlapping views of a site: their difference must not be about a few people.
 
-Each view has a memory of its own (`memory`), and hides small cells by itself. Where two views hold nearly the
-same people, what was released of one less what was released of the other is about those alone who are in one
-of them, or differ in it. So a table or mean of a view is not released if it differs from the same table of
-another view, as that was released, in some people and in fewer than the floor.
+Each view has its own record of releases (`memory`), and hides small cells by itself. If two views hold nearly
+the same people, the difference of their releases is about the few people that only one of them has, or that
+differ between them. So a table or mean of a view is not released if it differs from the same table of another
+view, as last released, in at least one person but fewer than the floor.
 
-People are known by their names in the data. Two views whose rows belong to other units cannot be compared,
-and sums of more than two views are not looked at.
+People are identified by their names in the data. Views with different units cannot be compared, and
+combinations of more than two views are not checked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Memory = Mapping[str, Any]
 def problem_of_overlap(
     before: Memory, now: Memory, names: Sequence[str], others: Mapping[str, Memory], floor: int
 ) -> str | None:
-    """Why the answer after which the view's memory is `now` must not leave. `names`: of the view's people;
+    """Why an answer that updates the view's memory to `now` must not leave. `names`: of the view's people;
     `others`: the memories of the site's other views."""
     for view, other in others.items():
         if "key" not in other:
@@ -40,7 +40,7 @@ def problem_of_overlap(
 
 
 def _updated(before: Memory, now: Memory, other: Memory) -> Iterator[tuple[str, Any, Any]]:
-    """What leaves for the first time or has changed, and was released for the other view as well."""
+    """The tables that are new or changed in this release, and were released for the other view as well."""
     for part in ("tables", "moments"):
         for name, found in now.get(part, {}).items():
             theirs = other.get(part, {}).get(name)

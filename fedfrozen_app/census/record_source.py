@@ -1,4 +1,4 @@
-"""Whose rows a census counts: those of a simulated client, or all that a site has."""
+"""The rows that a census counts: a simulated client's, or all rows of a site."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedfrozen_app.data.sources import read as read_rows
 from fedfrozen_app.data.sources.raw_rows import Rows
 from fedfrozen_app.data.text_reading import TOKENIZER_FILES, tokenizer_of
 
-AT_ONCE = 1000  # texts that are made into tokens
+AT_ONCE = 1000  # texts that are tokenized in one batch
 
 
 def records_of_clients(config: Config, count: int | None) -> dict[str, Records]:
-    """Of every client of a simulation, by its partition's name: the rows that it would train on."""
+    """The training rows of every simulated client, by the name of its partition."""
     rows = prepare(spec_of(dataset_of(config), None, config))
     corpus = undecoded(rows, config.dataset.name)
     parts = share_out(corpus, config, count).partition
@@ -41,7 +41,7 @@ def _part(whole: Records, rows: Rows, index: np.ndarray, unit: str | None) -> Re
 def records_of_folder(
     dataset: DatasetConfig, path: str | None = None, classes: Sequence[str] = ()
 ) -> Records:
-    """All rows that a site's reader finds, whatever they lack."""
+    """All rows that a site's reader finds, missing values included."""
     found, unit = read_rows(spec_of(dataset, path))
     rows = found.train
     if found.test is not None:
@@ -56,7 +56,7 @@ def records_of_folder(
 
 
 def _public(classes: Sequence[str], task: str) -> list[str]:
-    """As labels are counted: of tags on words, the types."""
+    """The classes as labels are counted: for tags on words, the entity types."""
     if task != "tokens":
         return list(classes)
     return [
@@ -67,19 +67,19 @@ def _public(classes: Sequence[str], task: str) -> list[str]:
 
 @lru_cache(maxsize=1)
 def simulated(overrides: str, count: int | None) -> tuple[Config, Mapping[str, Records]]:
-    """Of a process that answers for several clients, dealt once."""
+    """The configuration and rows of simulated clients; cached, as one process answers for several clients."""
     config = compose_run(overrides).config
     return config, records_of_clients(config, count)
 
 
 def tokens_of(config: Config) -> Tokens | None:
-    """How the configured model cuts texts; None where it reads bytes."""
+    """The configured model's tokenizer as a counter; None if it reads bytes."""
     tokenizer = tokenizer_of(config)
     return None if tokenizer is None else counting(tokenizer)
 
 
 def tokens_of_model(folder: str) -> Tokens | None:
-    """The same for a model's folder on a site."""
+    """`tokens_of` for a model's folder at a site."""
     if not any((Path(folder) / name).exists() for name in TOKENIZER_FILES):
         return None
     return counting(AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False))

@@ -1,4 +1,4 @@
-"""A site's rows as a census looks at them: as found, with whose each one is."""
+"""A site's rows for a census: unprocessed, with the person of each row."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LABELLED = "labelled"
 @dataclass(frozen=True)
 class Records:
     task: str
-    content: Sequence[Any]  # as a reader gives it; None where missing
-    labels: Sequence[tuple[str, ...]]  # none where missing
+    content: Sequence[Any]  # as read; None if missing
+    labels: Sequence[tuple[str, ...]]  # empty if missing
     columns: Mapping[str, Sequence[Any]]
-    people: np.ndarray  # (rows,) whose each row is, numbered from 0
-    names: tuple[str, ...]  # of these people, as the data have them; they stay here
+    people: np.ndarray  # (rows,) the person of each row, numbered from 0
+    names: tuple[str, ...]  # of these people, from the data; never leave the site
     unit: str  # "example" where every row counts by itself
     classes: tuple[str, ...] = ()  # names that are public
 
@@ -35,7 +35,7 @@ class Records:
 
     @cached_property
     def contents(self) -> list[str]:
-        """A digest of what each row holds, "" where it holds nothing."""
+        """A digest of each row's content, "" for an empty row."""
         return [content_digest(item) for item in self.content]
 
 
@@ -57,7 +57,7 @@ def _labels(found: Any, task: str) -> tuple[str, ...]:
 
 
 def _table_labels(found: Any, task: str) -> tuple[str, ...]:
-    """A number and a time are no class: that there is one is all that is counted."""
+    """The labels of a table. Regression and survival targets have no classes: only their presence counts."""
     if found is None:
         return ()
     target = target_of(task)
@@ -65,7 +65,7 @@ def _table_labels(found: Any, task: str) -> tuple[str, ...]:
 
 
 def _names(records: Records, rows: Rows, unit: str | None) -> tuple[str, ...]:
-    """By the number of a person. A row without a name is known by what it holds."""
+    """Names by person number. A row without a name is identified by its content."""
     found: dict[int, str] = {}
     seen: dict[str, int] = {}
     for row, person in enumerate(records.people.tolist()):
@@ -85,7 +85,7 @@ def _names(records: Records, rows: Rows, unit: str | None) -> tuple[str, ...]:
 
 
 def content_digest(item: Any) -> str:
-    """Of the text or the picture alone."""
+    """The digest of the text or image alone."""
     if item is None:
         return ""
     if isinstance(item, np.ndarray):

@@ -1,4 +1,4 @@
-"""What of a census may leave a site, independent of who asks."""
+"""The rules for what may leave a site in a census, independent of the requester."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,8 +7,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Rules:
-    """A module of its own: a policy is read by processes that load neither torch nor data."""
+    """In a separate module, because processes without torch or data read policies too."""
 
     floor: int
-    columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # that may be looked at, and how
-    key: bytes | None = None  # that the sites have agreed on, for rows that several of them hold
+    columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # that may be counted
+    key: bytes | None = None  # shared by the sites, to find rows that several of them hold

@@ -1,4 +1,4 @@
-"""The one answer to a census: in one process, under Flower and on a real site."""
+"""Answers a census; shared by simulations in one process, Flower clients and real sites."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMAT = 1
 
 
 def problem(ask: Ask, rules: Rules) -> str | None:
-    """Why these columns are not counted, as the rest of a sentence."""
+    """Why these columns are not counted; completes a sentence."""
     for name, kinds in ask.columns.items():
         if name not in rules.columns:
             return f"the census asks for the column {name}, which the policy does not name"
@@ -32,8 +32,8 @@ def problem(ask: Ask, rules: Rules) -> str | None:
 def released_counts(
     ask: Ask, records: Records, rules: Rules, memory: dict[str, Any], tokens: Tokens | None = None
 ) -> dict[str, Any]:
-    """What leaves. All that may be counted is counted, and `memory` holds what was released of it. The ask
-    only chooses among that, so that comparing two asks reveals nothing more."""
+    """The counts that leave. Everything that may be counted is counted and recorded in `memory`; the ask only
+    selects from it, so that comparing two asks reveals nothing more."""
     measured = measure(records, rules.columns, tokens)
     found: dict[str, Any] = {
         "format": FORMAT,
@@ -64,7 +64,7 @@ def _asked(name: str, ask: Ask) -> bool:
 
 
 def keyed(records: Records, key: bytes) -> list[str]:
-    """Of every content once, sorted: without the key a hash reveals nothing about its row."""
+    """Keyed hashes of all distinct contents, sorted: without the key a hash reveals nothing about its row."""
     made = {
         hmac.new(key, digest.encode(), hashlib.sha256).hexdigest()[:32]
         for digest in records.contents

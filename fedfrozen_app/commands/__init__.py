@@ -1,4 +1,4 @@
-"""Which function carries out each verb of the command."""
+"""The verbs of the command, and the functions that carry them out."""
 
 import difflib
 import importlib
@@ -10,8 +10,8 @@ from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.core.streams import print_text
 from fedfrozen_app.core.verb_table import parse
 
-# verb: the place of its function, which takes the words after the verb. It is imported when it is called,
-# because what training needs takes seconds to import.
+# verb: the location of its function, which takes the words after the verb. It is imported on use, because the
+# imports for training take seconds.
 VERBS = {
     "resume": "fedfrozen_app.commands.training:resume",
     "attach": "fedfrozen_app.commands.training:attach",
@@ -46,9 +46,9 @@ VERBS = {
     "align": "fedfrozen_app.align.command:make",
 }
 TRAIN = "fedfrozen_app.commands.start:train"
-OF_SITES = ("site", "server", "provision")  # verbs whose folders are kits, and not runs
+OF_SITES = ("site", "server", "provision")  # verbs whose folders are kits, not runs
 TAKE_SETTINGS = ("plan", "methods", "doctor")  # verbs whose words are those of training
-# Verbs with options of their own, whose mistakes are reported before their imports.
+# Verbs with their own options: mistakes in them are reported before the imports.
 TAKE_OPTIONS = (
     *("census", "survival", "compare", "capsule", "reproduce", "calibrate", "forget"),
     *("fairness", "baselines", "verify", "attach"),
@@ -82,7 +82,7 @@ def dispatch(arguments: list[str]) -> int:
 
 
 def _check_folders(rest: list[str]) -> None:
-    """Of run folders that a verb is given: they may be somebody else's."""
+    """Check the run folders among a verb's arguments, which may be another user's."""
     folders = [Path(word) for word in rest if not word.startswith("-") and Path(word).is_dir()]
     if folders:
         from fedfrozen_app.files.plain_files import check_plain
@@ -92,7 +92,7 @@ def _check_folders(rest: list[str]) -> None:
 
 
 def _check_dashes(rest: list[str]) -> None:
-    """Refuse --num_rounds=5, as other commands have it: Hydra would print its usage."""
+    """Refuse --num_rounds=5, which is common elsewhere: Hydra would print its usage."""
     from fedfrozen_app.config import Config
 
     for word in rest:

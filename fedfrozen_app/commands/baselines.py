@@ -1,4 +1,4 @@
-"""`fedfrozen baselines RUN`: what other models have on the rows of a run: plain ones, and its own."""
+"""`fedfrozen baselines RUN`: results of plain models, and of the run's own model, on the run's rows."""
 
 import json
 import logging
@@ -42,7 +42,7 @@ def baselines(arguments: list[str]) -> None:
     rows = same_rows(config, corpus, shares, quick=False)
     found = [] if rows is None else scores(rows)
     if not given.plain:
-        write(run, summary, found)  # what is known so far: the rest may take as long as the run
+        write(run, summary, found)  # intermediate results: the rest may take as long as the run
         found += own_model(composed, corpus, shares)
     if not found:
         raise UserError(
@@ -57,8 +57,8 @@ def baselines(arguments: list[str]) -> None:
 
 
 def own_model(composed: ComposedConfig, corpus: Corpus, shares: Shares) -> Iterator[dict[str, Any]]:
-    """The run's own model, pooled and at each site alone; nothing, with a line that says why, where it
-    cannot be trained so."""
+    """The run's own model, pooled and at each site alone; nothing, with a logged reason, if that is
+    impossible."""
     plain = replace(composed, overrides=[], resolved=plain_settings(composed.resolved), recorded=True)
     if reason := why_not(composed.config, plain.config):
         log.warning("The run's own model is not trained without its federation: %s.", reason)
@@ -71,7 +71,7 @@ def own_model(composed: ComposedConfig, corpus: Corpus, shares: Shares) -> Itera
 
 
 def write(run: Path, summary: dict[str, Any], found: list[dict[str, Any]]) -> None:
-    """`rounds` shows a reader whether the run has gone on since."""
+    """Write baselines.json; `rounds` in it shows whether the run has continued since."""
     stored = {"version": 2, "rounds": summary.get("rounds"), "baselines": found}
     replace_file(run / FILE, json.dumps(stored, indent=1) + "\n")
 

@@ -62,7 +62,7 @@ def default_folder() -> str:
 
 
 def census_in_process(config: Config, overrides: list[str], ask: Ask, folder: Path) -> dict[str, Any]:
-    # As the clients of any simulation read it: one text, so that rows are dealt once.
+    # As the clients of any simulation read it: one text, so that rows are partitioned once.
     words = shlex.join(overrides)
     count = len(simulated(words, config.num_clients)[1])
     grid = InProcessGrid(client_app.app, count, {"overrides": words, "output-dir": str(folder)})

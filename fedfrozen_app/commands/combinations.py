@@ -1,7 +1,7 @@
 """`python -m fedfrozen_app.commands.combinations` writes docs/combinations.md: what goes with what.
 
-Each cell is found out by composing the run and asking the parts that would refuse it, as the run itself does.
-A slow test runs all of them. Another fails when the page is not what this makes.
+Each cell is determined by composing the run and calling the checks that would refuse it, as the run itself
+does. A slow test runs all combinations. Another test fails if the page is outdated.
 """
 
 import re
@@ -35,7 +35,7 @@ does.
 
 @dataclass(frozen=True)
 class Column:
-    """`words` ask for it; `refusal` gives the reason against it once the run is composed."""
+    """A column of the page: `words` are its overrides; `refusal` returns why a composed run is refused."""
 
     title: str
     words: tuple[str, ...]
@@ -97,7 +97,7 @@ def page() -> str:
 
 
 def _quoted(sentence: str) -> str:
-    """Settings in the page's type."""
+    """Format settings as code."""
     return re.sub(r"(?<![\w`'])([a-z_]+(?:\.[a-z_]+)*=\w+)", r"`\1`", sentence)
 
 

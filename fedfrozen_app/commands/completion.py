@@ -1,6 +1,6 @@
 """`fedfrozen completion bash|zsh|fish`: a script that completes verbs, groups and keys.
 
-The words are written into the script, so that a press of Tab starts no Python.
+The words are part of the script, so that pressing Tab does not start Python.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def completion(arguments: list[str]) -> None:
 
 
 def words() -> list[str]:
-    """Verbs, a word for each file of a group, and every key with its equals sign."""
+    """Verbs, GROUP=NAME for each file of a group, and every key with an equals sign."""
     chosen = [f"{group}={name}" for group, names in choices().items() for name in names]
     known = dict.fromkeys([*known_keys(), *_model_keys()])
     holders = {key.rpartition(".")[0] for key in known}
@@ -31,7 +31,7 @@ def words() -> list[str]:
 
 
 def _model_keys() -> Iterator[str]:
-    """What the models' own files set: model.config.hidden_size."""
+    """Keys that the models' files set, such as model.config.hidden_size."""
     for path in sorted((conf_dir() / "model").glob("*.yaml")):
         yield from keys_of(
             yaml.safe_load(path.read_text(encoding="utf-8")).get("config", {}), "model.config."
@@ -42,7 +42,7 @@ def script(shell: str, found: list[str]) -> str:
     listed = " ".join(found)
     if shell == "fish":
         return f"complete -c fedfrozen -a '{listed}'"
-    # bash cuts words at "=": the part before the cut must go from the answers too.
+    # bash splits words at "=": remove the part before it from the completions too.
     body = f"""_fedfrozen() {{
     local line="${{COMP_LINE:0:COMP_POINT}}" word
     word="${{line##* }}"

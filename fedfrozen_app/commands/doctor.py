@@ -1,4 +1,4 @@
-"""`fedfrozen doctor [OVERRIDES]`: whether this machine is fit for the run, and what to change if not."""
+"""`fedfrozen doctor [OVERRIDES]`: whether this machine can do the run, and what to change if not."""
 
 import os
 import shutil
@@ -64,7 +64,7 @@ def examine(overrides: list[str]) -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """The versions that matter, and what does not meet this package's requirements."""
+    """Versions of important packages, and requirements of this package that are not met."""
     for name, have in versions().items():
         missing = have == "not installed" and name != "fedfrozen"
         yield Finding(name, "bad" if missing else "good", have)
@@ -85,7 +85,7 @@ def packages() -> Iterator[Finding]:
 
 
 def unmet(need: Requirement, extra: str) -> str:
-    """What is wrong with what is installed; empty when nothing is."""
+    """Why a requirement is not met; empty if it is."""
     install = f'pip install "fedfrozen[{extra}]"' if extra else f'pip install "{need}"'
     try:
         have = version(need.name)
@@ -104,7 +104,7 @@ def gpu() -> Finding:
 
 
 def writable(about: str, folder: Path) -> Finding:
-    """A folder that may not be there yet: whether it can be written, and how much room is left."""
+    """Whether a folder, which may not exist yet, is writable, and how much space is left."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free
     text = f"{folder}, {human_bytes(free)} free"

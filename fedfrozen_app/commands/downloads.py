@@ -1,4 +1,4 @@
-"""What each client lacks of a round's base, as the server's ledger and its coded broadcasts would have it.
+"""The arrays of a round's base that each client lacks, as the server's ledger and coded broadcasts track it.
 
 Assumes that every array that a round may change does change.
 """
@@ -15,24 +15,22 @@ from fedfrozen_app.exchange.names import is_parameter, parameter_of
 from fedfrozen_app.exchange.role import Role
 
 Bytes = Counter[str]  # by role
-Before = (
-    tuple[int, frozenset[str]] | None
-)  # a client's latest round, and the base it then had; None: none yet
+Before = tuple[int, frozenset[str]] | None  # a client's latest round and its base then; None: no round yet
 
 
 @dataclass
 class Downloads:
     roles: Mapping[str, Role]
     coder: UpdateCodec | None = None
-    # By name: the rounds that gave what clients hold a new value, from the newest that was sent exactly on,
-    # as far back as codes go.
+    # By name: the rounds that changed the clients' value, since the newest exact broadcast, as far back as
+    # codes go.
     _sent: dict[str, list[int]] = field(default_factory=dict)
-    _changed: dict[str, int] = field(default_factory=dict)  # name: the latest round that gave it a new value
+    _changed: dict[str, int] = field(default_factory=dict)  # name: the latest round that changed it
 
     def begin(
         self, number: int, base: Iterable[str], trained: Collection[str], arrays: Mapping[str, Tensor]
     ) -> None:
-        """What a round broadcasts of these names: server/coded_broadcast.py says which are coded."""
+        """Record a round's broadcast of these names: server/coded_broadcast.py decides which are coded."""
         for name in base:
             known = self._sent.get(name)
             same = known is not None and self._changed.get(name, 0) < known[-1]
@@ -43,7 +41,7 @@ class Downloads:
             self._sent[name] = [*(known or ()), number][-most - 1 :] if most else [number]
 
     def changed(self, number: int, names: Iterable[str]) -> None:
-        """The round has given these new values."""
+        """Record that the round changed these arrays."""
         self._changed |= dict.fromkeys(names, number)
 
     def of(self, base: frozenset[str], before: Before, arrays: Mapping[str, Tensor]) -> Bytes:

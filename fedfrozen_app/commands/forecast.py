@@ -1,10 +1,10 @@
-"""What a run would train, send and keep, worked out from the sizes of its arrays alone.
+"""Predicts what a run would train, send and store, from the sizes of its arrays alone.
 
-The rounds are walked through with the run's own plans, cohorts and rule for what a client lacks, so that the
-bytes are those of `bytes_up_by_role` and `bytes_down_by_role`, as long as every trained array changes in each
-round and no reply is lost. Where clients choose their own layers, the bytes down are the most there can be:
-those of a run in which somebody chooses each layer in every round. So are they where a client is given arrays
-of its own: those of a run in which all that it is given is new to it.
+It simulates the rounds with the run's own plans, cohorts and rule for missing arrays, so that the bytes equal
+`bytes_up_by_role` and `bytes_down_by_role`, provided that every trained array changes in each round and no
+reply is lost. If clients choose their own layers, the bytes down are an upper bound: every layer is chosen by
+some client in every round. The same holds if the server sends a client its own arrays: all of them are
+assumed to be new.
 """
 
 from collections import Counter
@@ -38,12 +38,12 @@ AS_SYNCHRONOUS = "Virtual time decides who is asked when: these are the bytes of
 
 @dataclass
 class Stage:
-    """Rounds in a row with the same plan for each client. Sums are over the rounds and their clients."""
+    """Consecutive rounds with the same plan for each client. Sums are over the rounds and their clients."""
 
     name: str
     plan: Plan
     trained_params: int
-    # Of one client in one round of the stage:
+    # For one client in one round of the stage:
     trained: Bytes
     frozen: Bytes
     private: Bytes
@@ -60,12 +60,12 @@ class Forecast:
     model: Bytes
     clients: int
     stages: list[Stage]
-    everything_up: int  # what FedAvg would send up with the same cohorts
-    but_embeddings_up: int | None  # and FedAvg with frozen embeddings, where this strategy freezes them too
+    everything_up: int  # what FedAvg would upload with the same cohorts
+    but_embeddings_up: int | None  # FedAvg with frozen embeddings, if this strategy freezes them too
     up_by_round: list[Bytes]
     down_by_round: list[Bytes]
-    undecided: str  # what the run will find out for itself
-    memory: list[StepMemory] = field(default_factory=list)  # by stage, where asked for
+    undecided: str  # what is decided only during the run
+    memory: list[StepMemory] = field(default_factory=list)  # by stage, if requested
     measured: Measured | None = None
 
     def total(self, way: str) -> int:
@@ -74,7 +74,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Ground:
-    """What a forecast must know of the data: what a model reads, and how many clients there are."""
+    """What a forecast depends on in the data: the model's inputs, and the number of clients."""
 
     shape: InputShape
     clients: int
@@ -93,7 +93,7 @@ def ground_of(config: Config) -> Ground:
 
 
 def forecast(config: Config, ground: Ground | None = None) -> Forecast:
-    """`ground`, where it is known, spares reading the data."""
+    """Forecast a run. With `ground`, the data are not read."""
     ground = ground or ground_of(config)
     strategy = outlined(config, ground)
     clients = Numbered(ground.clients)
@@ -101,7 +101,7 @@ def forecast(config: Config, ground: Ground | None = None) -> Forecast:
     if config.pacing.name != "synchronous":
         found.undecided = f"{found.undecided} {AS_SYNCHRONOUS}".strip()
     wrapper = wrapper_of(config)
-    if wrapper.merges:  # then the whole model is more than what is exchanged
+    if wrapper.merges:  # then the full model is larger than what is exchanged
         model = wrapper.outline(config, ground.shape)
         found.everything_up += visits_of(found) * sum(v.nbytes for v in wrapper.fixed_values(model).values())
     return found
@@ -117,7 +117,7 @@ def outlined(config: Config, ground: Ground) -> PlannedFedAvg:
 
 
 def outline(config: Config, shape: InputShape) -> tuple[dict[str, Tensor], dict[str, Role]]:
-    """The arrays that server and clients exchange, by shape, and the roles of all."""
+    """The shapes of the arrays that server and clients exchange, and the roles of all."""
     wrapper = wrapper_of(config)
     model = wrapper.outline(config, shape)
     fixed = wrapper.fixed_names(model)
@@ -127,14 +127,14 @@ def outline(config: Config, shape: InputShape) -> tuple[dict[str, Tensor], dict[
 def walk(
     strategy: PlannedFedAvg, num_rounds: int, clients: Sequence[str], roles: Mapping[str, Role]
 ) -> Forecast:
-    """Go through the rounds as the server and its ledger would."""
+    """Simulate the rounds as the server and its ledger would."""
     arrays, seed = strategy.model, strategy.federation.seed
     stages: list[Stage] = []
     up_by_round: list[Bytes] = []
     down_by_round: list[Bytes] = []
     seen: dict[str, tuple[int, frozenset[str]]] = {}  # client: its latest round, and the base it then had
     method = strategy.request(1, {}).method
-    spaces = method.from_server  # that go down beside the shared parameters
+    spaces = method.from_server  # sent down in addition to the shared parameters
     sent = {**arrays, **{with_namespace(space, n): a for space in spaces for n, a in arrays.items()}}
     downloads = Downloads(roles, strategy.federation.connection.broadcast.coder)
     rule, merged_deltas = strategy.federation.rule, dict[str, Tensor]()
@@ -189,7 +189,7 @@ def _summed(
     up_by_round: list[Bytes],
     down_by_round: list[Bytes],
 ) -> Forecast:
-    """The forecast of all rounds, beside what sending the whole model every time would take."""
+    """The forecast of all rounds, and of sending the whole model every time."""
     arrays = strategy.model
     whole = bytes_by_role(arrays, roles)
     parameters: Counter[str] = Counter()
@@ -228,7 +228,7 @@ def _stage(
 
 
 def _kept(method: Algorithm, plan: Plan, arrays: Mapping[str, Tensor], roles: Mapping[str, Role]) -> Bytes:
-    """One array per trained name and namespace; a single number where the algorithm keeps scalars."""
+    """One array per trained name and namespace; a single number if the algorithm keeps scalars."""
     trained = {name: arrays[name] for name in plan.trained}
     kept = Bytes()
     for space in method.client_state:

@@ -1,4 +1,4 @@
-"""`fedfrozen --help`, `--version` and `VERB --help`: from tables and file names, in a moment."""
+"""`fedfrozen --help`, `--version` and `VERB --help`: from tables and file names, without slow imports."""
 
 import textwrap
 from importlib.metadata import PackageNotFoundError, version
@@ -27,7 +27,7 @@ HYDRA = (
 
 
 def requested_text(arguments: list[str]) -> str | None:
-    """The text that a command line asks for; None where it asks for work."""
+    """The help text that a command line requests; None if it requests work."""
     if (verb := asked_for_help(arguments)) is not None:
         return parser(verb).format_help().rstrip()
     if arguments and arguments[0] in VERBS:

@@ -1,4 +1,4 @@
-"""`fedfrozen list [DIR...]` and `fedfrozen show RUN`: which runs there are, and one of them in detail."""
+"""`fedfrozen list [DIR...]` and `fedfrozen show RUN`: the existing runs, and one run in detail."""
 
 import shlex
 from pathlib import Path
@@ -22,7 +22,7 @@ USUAL = Path("outputs")
 
 
 def list_runs(arguments: list[str]) -> None:
-    """The runs below these folders; without any, below outputs/."""
+    """List the runs below these folders, by default below outputs/."""
     folders = [Path(word) for word in arguments] or [USUAL]
     if not arguments and not USUAL.is_dir():
         raise UserError(
@@ -93,7 +93,7 @@ def show_run(arguments: list[str]) -> None:
 
 
 def run_state(folder: Path, summary: dict[str, Any]) -> str:
-    """By its status file; a run that Flower started has only its summary."""
+    """The state from its status file; a run started by Flower has only its summary."""
     known = status.read(folder)
     if known is not None:
         stopped = known.state == "complete" and summary.get("status") == "stopped early"
@@ -102,7 +102,7 @@ def run_state(folder: Path, summary: dict[str, Any]) -> str:
 
 
 def changed(config: dict[str, Any]) -> dict[str, Any]:
-    """The settings that differ from what `fedfrozen` alone would take."""
+    """The settings that differ from the defaults of `fedfrozen`."""
     from fedfrozen_app.config import compose_run
 
     usual = flatten(compose_run([]).resolved)
@@ -110,16 +110,16 @@ def changed(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _configuration(folder: Path) -> dict[str, Any]:
-    """Of a run that has no summary yet: what its overrides compose to."""
+    """The configuration; without a summary, composed from the run's overrides."""
     known = status.read(folder)
     if known is None:
         return {}
-    from fedfrozen_app.config import compose_run  # imports Hydra: lists of finished runs do not wait for it
+    from fedfrozen_app.config import compose_run  # imports Hydra, which lists of finished runs do not need
     from fedfrozen_app.run.plain_overrides import plain_overrides
 
     try:
         return compose_run(plain_overrides(folder, known.overrides, {})).resolved
-    except UserError:  # it was bad input that ended the run
+    except UserError:  # the overrides may have been the error that ended the run
         return {}
 
 
@@ -129,6 +129,6 @@ def _command(folder: Path, summary: dict[str, Any]) -> str:
 
 
 def _relative_path(folder: Path) -> str:
-    """As one would type it here."""
+    """The path relative to the working directory."""
     here = Path.cwd()
     return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)

@@ -1,4 +1,4 @@
-"""`fedfrozen methods [OVERRIDES]`: what each strategy, or those of `strategy=A,B`, trains and sends."""
+"""`fedfrozen methods [OVERRIDES]`: what each strategy, or each of `strategy=A,B`, trains and sends."""
 
 import json
 from collections import Counter
@@ -17,12 +17,13 @@ from fedfrozen_app.exchange.role import KINDS
 from fedfrozen_app.report.console import human_bytes
 from fedfrozen_app.server.base import PlannedFedAvg
 
-MOST_STAGES = 3  # that are listed one by one
+MOST_STAGES = 3  # listed one by one
 
 
 @dataclass(frozen=True)
 class Method:
-    """Bytes are of the arrays that one client sends or is sent in a round, mean over the run."""
+    """A row of the table. Bytes are of the arrays that one client sends or receives per round, mean over the
+    run."""
 
     name: str
     says: str
@@ -32,11 +33,11 @@ class Method:
     up: int = 0
     down: int = 0
     kept: str = ""
-    problem: str = ""  # why it cannot be had with these settings
+    problem: str = ""  # why it is not possible with these settings
 
 
 def methods(arguments: list[str]) -> None:
-    """With --json for scripts. Overrides say for which model, data and rounds."""
+    """Print the table, or JSON with --json. Overrides select model, data and rounds."""
     words = [word for word in arguments if word != "--json"]
     chosen = [word.partition("=")[2].split(",") for word in words if word.startswith("strategy=")]
     names = chosen[-1] if chosen else registry.names("strategies")
@@ -52,13 +53,13 @@ def methods(arguments: list[str]) -> None:
         print(json.dumps([asdict(method) for method in found]))
         return
     table = methods_table(found)
-    wide = Console(width=1000).measure(table).maximum  # a line stays a line, whatever the terminal's width
+    wide = Console(width=1000).measure(table).maximum  # do not wrap lines, regardless of the terminal's width
     Console(width=wide).print(table, soft_wrap=True)
     print("Up and down: the arrays of one client in one round, mean over the run. --help explains each.")
 
 
 def describe(name: str, overrides: list[str], known: dict[str, Ground]) -> Method:
-    """`known` keeps what was read of the data, by the settings that decide it."""
+    """Describe a strategy. `known` caches properties of the data, by the settings that determine them."""
     says, paper = registry.described("strategies", name)
     try:
         config = compose_run([f"strategy={name}", *overrides]).config
@@ -89,7 +90,7 @@ def _method(name: str, says: str, paper: str, config: Config, ground: Ground) ->
 
 
 def stages_in_words(stages: list[Stage], model: Mapping[str, int]) -> str:
-    """What trains in each; of many stages, as in a cycle, the names."""
+    """The trained parts of each stage; for many stages, as in a cycle, their names."""
     different = {stage.name: stage for stage in reversed(stages)}
     first, *others = dict.fromkeys(stage.name for stage in stages) or [""]
     if not others:
@@ -113,7 +114,7 @@ def in_words(part: Mapping[str, int], model: Mapping[str, int]) -> str:
 
 
 def kept(strategy: PlannedFedAvg, stages: list[Stage], model: Mapping[str, int]) -> str:
-    """What stays where between rounds, beside the shared model that the server has."""
+    """State that is kept between rounds, besides the shared model, and where."""
     method = strategy.request(max(strategy.num_rounds, 1), {}).method
     arrays = [space for space in method.client_state if space not in method.scalar_state]
     homes = (

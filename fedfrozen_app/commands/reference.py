@@ -15,7 +15,7 @@ This page is the output of `fedfrozen VERB --help` (written by `python -m fedfro
 
 def page() -> str:
     before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "100"  # argparse wraps by it
+    os.environ["COLUMNS"] = "100"  # argparse wraps at this width
     try:
         return HEAD + "".join(_group(group, verbs) for group, verbs in GROUPS.items())
     finally:

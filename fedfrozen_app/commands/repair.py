@@ -1,6 +1,6 @@
-"""`fedfrozen verify --repair`: rebuild what can be rebuilt from the files that are whole.
+"""`fedfrozen verify --repair`: rebuild damaged files from intact ones where possible.
 
-Nothing is thrown away: a damaged file that cannot be rebuilt stays, or is set aside as NAME.damaged.
+Nothing is deleted: a damaged file that cannot be rebuilt stays, or is renamed to NAME.damaged.
 """
 
 import json
@@ -24,14 +24,14 @@ from fedfrozen_app.report.data_section import brief, read_data
 from fedfrozen_app.report.run_page import write_report
 from fedfrozen_app.report.summary import stored_summary, summarise
 
-# Damaged ones stay where they are: other files are of no use without them, and a backup may bring them back.
+# Left in place when damaged: other files are useless without them, and a backup may restore them.
 KEPT = ("model.safetensors", "best.safetensors", "metrics.jsonl")
 STATES = {"completed": "complete", "stopped early": "complete", "failed": "failed"}
-Repair = Callable[[Path], str]  # what was done, in words
+Repair = Callable[[Path], str]  # returns what was done, as a sentence
 
 
 def repair_run(folder: Path) -> list[str]:
-    """What was done, one sentence for each."""
+    """Repair a run. Returns a sentence per repair."""
     status.check_unowned(folder)
     with lease.held(folder):
         done = []
@@ -43,13 +43,13 @@ def repair_run(folder: Path) -> list[str]:
                 done.append(sentence)
         bad = {found.name: found for found in check_folder(folder) if found.is_bad}
         done += set_aside(folder, list(bad.values()))
-        if done or not (folder / "report.html").exists():  # an earlier repair may have had no room for it
+        if done or not (folder / "report.html").exists():  # a full disk may have stopped an earlier one
             done += redraw(folder)
     return done
 
 
 def repair_model(folder: Path) -> str:
-    """From the checkpoint whose file has the recorded digest."""
+    """Restore the model from the checkpoint whose file has the recorded digest."""
     known = manifest.read(folder)
     entry = None if known is None else known.files.get("model.safetensors")
     for number in reversed(checkpoint.numbers(folder / "checkpoints")):
@@ -62,7 +62,7 @@ def repair_model(folder: Path) -> str:
 
 
 def repair_summary(folder: Path) -> str:
-    """From the rows and the newest whole checkpoint. What only the run itself knew is left open."""
+    """Rebuild the summary from the rows and the newest intact checkpoint, without what only the run knew."""
     found, state = whole_rows(folder), checkpoint.newest_state(folder)
     if found.damage or not found.rows or state is None:
         return ""
@@ -78,7 +78,7 @@ def repair_summary(folder: Path) -> str:
     )
     if (data := read_data(folder)) is not None:
         summary["data"] = brief(data)
-    # Of another machine, perhaps.
+    # They may belong to another machine.
     summary |= {"device": None, "machine": None, "versions": {}, "git_commit": None, "rebuilt": True}
     replace_file(folder / "summary.json", json.dumps(summary, indent=2))
     return "summary.json was rebuilt from the rows; device, versions and personal metrics are not in it."
@@ -110,7 +110,7 @@ def repair_status(folder: Path) -> str:
 
 
 def set_aside(folder: Path, bad: Sequence[Finding]) -> list[str]:
-    """Damaged files that others do not need; of those that are missing, that they are known to be."""
+    """Rename damaged files that other files do not need, and record missing ones as missing."""
     done = []
     for found in bad:
         path = folder / found.name
@@ -129,7 +129,7 @@ def set_aside(folder: Path, bad: Sequence[Finding]) -> list[str]:
 
 
 def redraw(folder: Path) -> list[str]:
-    """curves.png and report.html, from files that are whole."""
+    """Redraw curves.png and report.html from intact files."""
     try:
         found, summary = whole_rows(folder), stored_summary(folder)
         if found.damage or summary is None:

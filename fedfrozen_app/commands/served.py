@@ -30,7 +30,7 @@ def fairness(arguments: list[str]) -> None:
 
 
 def evaluate_again(run: Path, given: Namespace) -> dict[str, Any]:
-    """Evaluate the run's final model on its test rows; results of clients' own models stay in the file."""
+    """Evaluate the run's final model on its test rows; the file keeps the results of personal models."""
     by: list[str] = given.by
     extra = [f"dataset.subgroups=[{','.join(by)}]"] if by else []
     worker = load_run(run, extra, trusted=given.trust_folder)

@@ -17,7 +17,7 @@ from fedfrozen_app.report.console import human_bytes, human_seconds
 
 
 def plan(arguments: list[str]) -> None:
-    """With --json, every count exactly and by role, for scripts. With --measure, some steps are taken."""
+    """Print the forecast. --json gives every exact count by role; --measure times a few training steps."""
     overrides = [word for word in arguments if word not in ("--json", "--measure")]
     config = compose_run(overrides).config
     ground = ground_of(config)
@@ -84,7 +84,7 @@ def stage_table(stage: Stage, found: Forecast) -> Table:
         table.add_row(
             role, f"{found.parameters[role]:,}", *(_cell(counts[role]) for counts in columns.values())
         )
-    for extra in sorted(set(stage.up) - set(KINDS)):  # what a codec adds to an upload
+    for extra in sorted(set(stage.up) - set(KINDS)):  # extra data of a codec
         rest = ["–"] * (len(columns) - 2)
         table.add_row(extra, "–", "–", _cell(columns["sent up"][extra]), *rest)
     sums = (_cell(sum(counts.values())) for counts in columns.values())
@@ -143,7 +143,7 @@ def memory_notes(found: Forecast) -> Iterator[str]:
 
 
 def saved(found: Forecast) -> str:
-    """Against FedAvg, and where embeddings are frozen against FedAvg without them too."""
+    """Savings against FedAvg; if embeddings are frozen, also against FedAvg without them."""
     up = found.total("up")
     text = f"Sent up: {_against(up, found.everything_up)} sending the whole model every time"
     if found.but_embeddings_up:
@@ -158,7 +158,7 @@ def _against(sent: int, other: int) -> str:
 
 
 def _share(total: Bytes, stage: Stage) -> Bytes:
-    """Of one client in one round."""
+    """The mean per client and round."""
     visits = max(stage.client_rounds, 1)
     return Bytes({role: round(count / visits) for role, count in total.items()})
 

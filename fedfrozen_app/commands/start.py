@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.verbs.train_verbs import DETACH
 
-# Hydra's flags that show a configuration in place of a run.
+# Hydra's flags that show a configuration instead of running.
 SHOW_ONE = ("--cfg", "-c", "--info", "-i", "--resolve", "--package", "-p")
 
-# Kinds of data whose files can be wrong in many ways. Others are made, fetched, or a folder of pictures.
+# Kinds of data whose files can be invalid in many ways. Others are generated, downloaded, or image folders.
 TABLES = ("text", "table", "conll", "brat", "i2b2", "mimic", "instructions", "parquet")
 
 if TYPE_CHECKING:
@@ -50,12 +50,13 @@ def train(arguments: list[str]) -> None:
 
 
 def is_plain(words: list[str]) -> bool:
-    """Settings alone, and none of Hydra's flags: a run that needs no second look by Hydra's command line."""
+    """Whether there are only settings and none of Hydra's flags, so that Hydra's command line is not
+    needed."""
     return all("=" in word and not word.startswith(("-", "hydra.mode=")) for word in words)
 
 
 def prepare(words: list[str]) -> "tuple[DictConfig, ComposedConfig]":
-    """Hydra's composition and the run's configuration, checked; its folder holds no other run."""
+    """Compose and check the run's configuration; also checks that its folder holds no other run."""
     from fedfrozen_app.config.compose import compose_job
     from fedfrozen_app.config.composed import ComposedConfig
     from fedfrozen_app.files.folders import check_free
@@ -79,8 +80,8 @@ def read_data(run: "ComposedConfig") -> None:
 
 @contextmanager
 def imports_not_collected() -> Iterator[None]:
-    """Imports make half a million objects that stay: searching them for garbage again and again takes a tenth
-    of the start. Nothing is gained in a process that has them already."""
+    """Disable garbage collection during imports: they create half a million permanent objects, and scanning
+    these repeatedly takes a tenth of the start. No gain in a process that has imported them already."""
     if "fedfrozen_app.launch" in sys.modules:
         yield
         return

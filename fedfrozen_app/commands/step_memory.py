@@ -1,7 +1,7 @@
-"""What one client's training step takes of memory, worked out without taking it; and measured on request.
+"""The memory of one client's training step, estimated without running it, or measured on request.
 
-The model goes through one batch on the meta device, where nothing is computed and nothing stored, and what it
-keeps for its gradients is counted. With autocast (`client.precision=bf16`) part of that is half as large.
+The model processes one batch on the meta device, where nothing is computed or stored, and the tensors saved
+for backward are counted. With autocast (`client.precision=bf16`) part of that is half as large.
 """
 
 import time
@@ -35,18 +35,18 @@ from fedfrozen_app.server.sampling import draw_cohort
 from fedfrozen_app.tasks.target import target_of
 from fedfrozen_app.vmap.attention import attention_by
 
-STEPS = 3  # that are timed, after one that is not
+STEPS = 3  # timed steps, after one warm-up step
 OUTLINED = "fedfrozen_outlined"
 
 
 class _Outlined(torch.autograd.Function):
-    """Attention that computes nothing and keeps what fused kernels keep. Without values torch would outline
-    another one, which keeps all attention weights."""
+    """Attention that computes nothing and saves what fused kernels save. On the meta device torch would
+    choose an implementation that saves all attention weights."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         result = torch.empty_like(query)
-        added = None if mask is None else mask.to(query.dtype)  # to the scores, as kernels take it
+        added = None if mask is None else mask.to(query.dtype)  # added to the scores, in the kernels' type
         ctx.save_for_backward(query, key, value, result, query.new_empty(query.shape[:-1]), added)
         return result
 
@@ -55,7 +55,7 @@ def outlined_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **ignored: Any
 ) -> tuple[Tensor, None]:
     groups = query.shape[1] // key.shape[1]
-    if groups > 1:  # keys that serve several heads are repeated
+    if groups > 1:  # repeat keys that serve several heads
         key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
     return _Outlined.apply(query, key, value, mask).transpose(1, 2), None
 
@@ -71,7 +71,7 @@ class StepMemory:
     parameters: int
     gradients: int
     optimizer: int
-    activations: int | None  # None: this model cannot be followed without computing
+    activations: int | None  # None: this model cannot run on the meta device
     total: int
 
     @classmethod
@@ -83,7 +83,7 @@ class StepMemory:
 def step_memory(
     config: Config, shape: InputShape, trained: Collection[str], tokens: int = 0, chunks: int = 1
 ) -> StepMemory:
-    """Of a step in which these names train, with a batch of rows of so many tokens (0: as long as may be)."""
+    """Memory of a step that trains these names, with a batch of rows of this many tokens (0: the maximum)."""
     model = wrapper_of(config).outline(config, shape)
     moving = 0
     for name, parameter in model.named_parameters():
@@ -93,7 +93,7 @@ def step_memory(
     rows, gradients = config.client.batch_size * chunks, moving
     if config.privacy.name != "none":
         rows = min(rows, config.privacy.physical_batch)
-        if config.privacy.clipping == "per_example":  # one for each row, and their sum
+        if config.privacy.clipping == "per_example":  # one per row, and their sum
             gradients = moving * (rows + 1)
     whole = sum(parameter.nbytes for parameter in model.parameters())
     row = replace(shape, max_tokens=tokens or shape.max_tokens)
@@ -101,7 +101,7 @@ def step_memory(
 
 
 def kept_for_gradients(model: nn.Module, shape: InputShape, rows: int) -> int | None:
-    """Bytes that a batch leaves for the way back, and the largest of it once more, for its own gradient."""
+    """Bytes that a batch saves for backward, plus the largest of them again, for its gradient."""
     blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     again = [block for block in blocks if block.gradient_checkpointing]
     model.train()
@@ -109,12 +109,12 @@ def kept_for_gradients(model: nn.Module, shape: InputShape, rows: int) -> int | 
         kept = _kept(model, shape, rows, again)
         if not again:
             return kept
-        # Of each block its input; and of one at a time all that it computes again.
+        # With checkpointing: each block's input, and all activations of one recomputed block.
         for block in again:
             block.gradient_checkpointing = False
         return kept + (_kept(model, shape, rows, []) - kept) // len(again)
     except (RuntimeError, TypeError, ValueError):
-        return None  # it looks at values, and there are none here
+        return None  # it depends on values, which the meta device lacks
     finally:
         for block in again:
             block.gradient_checkpointing = True
@@ -122,7 +122,7 @@ def kept_for_gradients(model: nn.Module, shape: InputShape, rows: int) -> int | 
 
 def _kept(model: nn.Module, shape: InputShape, rows: int, again: list[Any]) -> int:
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    found: dict[int, Any] = {}  # held, so that no place is given out twice
+    found: dict[int, Any] = {}  # keeps tensors alive, so that no id is reused
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -179,17 +179,17 @@ def _batch(shape: InputShape, rows: int, device: torch.device) -> Batch:
 
 @dataclass
 class Measured:
-    """Of real steps of one client, on this machine."""
+    """Measurements of one client's real steps on this machine."""
 
     device: str
     seconds_a_step: float
-    steps_a_round: int  # of all clients of the first round together
-    seconds_a_round: float  # of their steps, one client after another
+    steps_a_round: int  # of all clients of the first round
+    seconds_a_round: float  # for their steps, sequentially
     peak_bytes: int | None  # on a GPU; None elsewhere
 
 
 def measure(config: Config, strategy: PlannedFedAvg, steps: int = STEPS) -> Measured:
-    """Take a few steps with the plan of the first round, whatever the method adds to the loss."""
+    """Time a few plain steps with the plan of the first round, without the method's additions to the loss."""
     corpus = load_corpus(config)
     shares = share_out(corpus, config, config.num_clients)
     assert shares.partition is not None
@@ -198,10 +198,10 @@ def measure(config: Config, strategy: PlannedFedAvg, steps: int = STEPS) -> Meas
     on_gpu = worker.device.type == "cuda"
     request = TrainRequest(1, strategy.client_plan(1), {})
     names = Numbered(len(shares.partition.indices))
-    largest = np.argsort(-shares.partition.indices.sizes, kind="stable")[:LISTED]  # of all their rows
+    largest = np.argsort(-shares.partition.indices.sizes, kind="stable")[:LISTED]  # by their rows
     client = max((names[place] for place in sorted(largest)), key=lambda name: len(worker.rows(name).train))
     start = Start(dict(worker.parameters), request.plan.trained)
-    eager_steps(worker, client, request, start)  # what happens once only is not timed
+    eager_steps(worker, client, request, start)  # warm-up, not timed
     worker.config = replace(short, client=replace(short.client, local_steps=steps))
     if on_gpu:
         torch.cuda.synchronize()

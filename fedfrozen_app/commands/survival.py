@@ -52,7 +52,7 @@ def survival(arguments: list[str]) -> None:
 
 
 def asked(given: Any, config: Config, cells: dict[str, list[Any]] | None) -> StudyAsk:
-    """The ask of a command line; `cells` are the rows of simulated sites, whose groups need no names."""
+    """The study request of a command line; `cells`: rows of simulated sites, whose groups need no names."""
     group, _, names = (given.group or "").partition("=")
     levels: tuple[str, ...] = (ALL,)
     if group:
@@ -104,7 +104,7 @@ def default_folder() -> str:
 
 
 def finish(found: dict[str, Any], folder: Path) -> None:
-    """The curves stand where the regression was not possible, which is then an error."""
+    """Write the results. If the regression was not possible, the curves are written and it is an error."""
     show(found)
     print(f"Wrote {folder / 'survival.json'} and {folder / 'survival.html'}")
     if found["problem"]:

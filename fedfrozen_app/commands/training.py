@@ -1,4 +1,4 @@
-"""The verbs that train a model, or need one that was trained: a run, resume, evaluate, export."""
+"""The verbs that train a model or use a trained one: run, resume, evaluate, export."""
 
 import json
 import logging
@@ -38,12 +38,12 @@ WRITTEN_AT_END = ("model.safetensors", "summary.json", "fairness.json", "persona
 
 
 def train_composed(composed: DictConfig, run: ComposedConfig, *, detach: bool) -> None:
-    """One run whose configuration is composed already."""
+    """Train a run whose configuration is already composed."""
     _train(partial(run_in_folder, composed), detach, run)
 
 
 def train_by_hydra(arguments: list[str], *, detach: bool) -> None:
-    """One run, or what else Hydra's flags ask for, such as --cfg job."""
+    """Train a run, or do what Hydra's flags request, such as --cfg job."""
     _train(partial(with_hydra, arguments=arguments), detach)
 
 
@@ -51,7 +51,7 @@ def _train(
     call: Callable[[Callable[[DictConfig], None]], None], detach: bool, composed: ComposedConfig | None = None
 ) -> None:
     """`call` lets Hydra make the folder and call the job. Without `composed`, Hydra composes too."""
-    failed: list[Exception] = []  # raised at the end: Hydra would add a line of its own to an error
+    failed: list[Exception] = []  # raised at the end: Hydra would add its own line to an error
     started = False
 
     def job(task: DictConfig) -> None:
@@ -87,7 +87,7 @@ def _train(
 
 
 def mend(run: Path) -> None:
-    """A damaged manifest is written again before a run goes on, unless another process writes there."""
+    """Rewrite a damaged manifest before a run continues, unless another process writes to the folder."""
     known = status.read(run)
     if lease.holder(run) is None and not (known is not None and known.alive) and (done := mend_manifest(run)):
         log.warning("%s: %s", run, done)
@@ -126,7 +126,7 @@ def resume(arguments: list[str]) -> None:
     composed = composed.with_absolute_paths().continuing()
     config = composed.config
     before = status.read(run)
-    # A run that stopped while it wrote its results has them written now; damaged ones are written again.
+    # A run that stopped while writing its results writes them now, and damaged ones again.
     complete = before is None or before.state == "complete"
     if complete and (damage := damaged_results(run)):
         log.warning("%s: %s, so the results are written again.", run, damage)
@@ -140,7 +140,7 @@ def resume(arguments: list[str]) -> None:
     if before is not None and before.flower_run and config.runtime.name == "deployed":
         end_earlier(config, run, before.flower_run, stop=STOP in flags)
     status.check_unowned(run)
-    start = checkpoint.newest(run)  # a run that was still going has perhaps written another
+    start = checkpoint.newest(run)  # a run that was still active may have written another
     now = status.read(run)
     if now is not None and now != before and now.state == "complete" and start.round >= config.num_rounds:
         log.info("%s has finished by itself in between.", run)
@@ -154,13 +154,13 @@ def resume(arguments: list[str]) -> None:
 
 
 def damaged_results(run: Path) -> str:
-    """The damaged files that the end of a run writes, and resuming writes again; "" where there are none."""
+    """Damaged files that the end of a run writes, so that resuming rewrites them; "" if there are none."""
     found = [one for one in check_folder(run) if one.is_bad and one.name in WRITTEN_AT_END]
     return ", ".join(f"{one.name} is {one.state}" for one in found)
 
 
 def _with_open_settings(composed: ComposedConfig, start: Checkpoint) -> ComposedConfig:
-    """For a run that gets more rounds: settings that were left open keep the values that they had."""
+    """For a run that gets more rounds: settings that are derived by default keep their earlier values."""
     strategy = composed.resolved["strategy"]
     settings = registry.find("strategies", str(strategy["name"])).Settings
     holds = settings.kept_by(start.config["strategy"], start.row)
@@ -171,7 +171,7 @@ def _with_open_settings(composed: ComposedConfig, start: Checkpoint) -> Composed
 
 
 def end_earlier(config: Config, run: Path, flower_run: int, *, stop: bool) -> None:
-    """A run has one owner: what the SuperLink still runs of it is watched or stopped, never run twice."""
+    """End or refuse an active Flower run of this folder: a run must never be active twice."""
     from fedfrozen_app.runtimes.flower.deployed import connect, stop_run
 
     connection = connect(config, run)
@@ -187,7 +187,7 @@ def end_earlier(config: Config, run: Path, flower_run: int, *, stop: bool) -> No
 
 
 def attach(arguments: list[str]) -> None:
-    """`fedfrozen attach RUN [--on-interrupt detach|stop] [--stop]`: watch a deployed run that is going."""
+    """`fedfrozen attach RUN [--on-interrupt detach|stop] [--stop]`: watch an active deployed run."""
     from fedfrozen_app.runtimes.flower.deployed import connect, follow_to_end, stop_run
 
     given = parse("attach", arguments)
@@ -217,7 +217,7 @@ def attach(arguments: list[str]) -> None:
 
 
 def ended_text(run: Path, known: status.Status) -> str:
-    """For whom attaches to a run that goes no more: how it ended, and how to go on."""
+    """The message for attaching to a finished run: how it ended, and how to continue."""
     flower = f"Flower's run {known.flower_run} has ended"
     if known.state == "complete":
         return f"{flower} (complete): see {run}/report.html."

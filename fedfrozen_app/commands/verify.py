@@ -1,4 +1,4 @@
-"""`fedfrozen verify RUN|SWEEP [--repair]`: which files are as they were written, and what can be rebuilt."""
+"""`fedfrozen verify RUN|SWEEP [--repair]`: which files are intact, and which can be rebuilt."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from fedfrozen_app.report.compare.command import write_all
 
 
 def verify(arguments: list[str]) -> int:
-    """1 when something is damaged or missing."""
+    """Returns 1 if something is damaged or missing."""
     given = parse("verify", arguments)
     folder = Path(given.folder).expanduser().resolve()
     if not folder.is_dir():
@@ -62,7 +62,7 @@ def show(folder: Path, found: list[Finding], done: list[str]) -> int:
 
 
 def _advice(folder: Path, one: Finding) -> str:
-    """What still can be done about a file."""
+    """What can still be done about a damaged file."""
     if one.name in ("checkpoints", "uploads"):
         return "ask its owner for permission"
     if one.name.startswith("checkpoints/"):
@@ -76,7 +76,7 @@ def _advice(folder: Path, one: Finding) -> str:
 
 
 def repair_sweep(folder: Path, runs: list[Path], found: list[Finding]) -> list[str]:
-    """The comparison of the runs, written again; its manifest records it."""
+    """Rewrite the comparison of the runs, and record it in the manifest."""
     known = manifest.read(folder)
     if known is None or known.damage:
         manifest.rewrite(folder, manifest.Manifest({"is": manifest.SWEEP}))

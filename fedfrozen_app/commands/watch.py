@@ -1,7 +1,7 @@
 """`fedfrozen report` writes the page of a run or sweep; `fedfrozen watch` serves it while it grows.
 
-The server listens on this machine only, and answers only those who call it by that name: a page from
-elsewhere that gets a browser to ask for it (DNS rebinding) is refused.
+The server listens on this machine only, and answers only requests with that host name: requests of a foreign
+page through the user's browser (DNS rebinding) are refused.
 """
 
 import hashlib
@@ -74,7 +74,7 @@ class LivePages:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def page(self, path: str, after: str) -> str | None:
-        """The page at a path; None when there is nothing newer than `after`. `KeyError` for other paths."""
+        """The page at a path; None if it is not newer than `after`. `KeyError` for unknown paths."""
         runs = {quote(_name(run, self.folder)): run for run in run_folders([self.folder])}
         if path == "/":
             version = _version(list(runs.values()))
@@ -88,7 +88,7 @@ class LivePages:
 
         if version == after:
             return None
-        with self._lock:  # two open windows are no reason to make a page twice
+        with self._lock:  # two open windows must not build a page twice
             if self._made.get(path, ("", ""))[0] != version:
                 self._made[path] = (version, make(version))
             return self._made[path][1]
@@ -119,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
             html = self.pages.page(asked.path, after)
         except KeyError:
             return self._answer(HTTPStatus.NOT_FOUND, "There is no such run here.")
-        except (UserError, OSError) as error:  # such as a file that is being replaced at this moment
+        except (UserError, OSError) as error:  # such as a file that is just being replaced
             return self._answer(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         if html is None:
             return self._answer(HTTPStatus.NO_CONTENT, "")
@@ -136,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: a line for each request would bury the terminal."""
+        """Log nothing: a line per request would flood the terminal."""
 
 
 def _existing(word: str) -> Path:
@@ -151,7 +151,7 @@ def _name(run: Path, folder: Path) -> str:
 
 
 def _version(runs: list[Path]) -> str:
-    """Changes whenever one of the files does."""
+    """A version that changes whenever one of the files does."""
     stamps = []
     for run in runs:
         stamps.append(version_of(run))

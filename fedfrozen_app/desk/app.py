@@ -66,12 +66,12 @@ def templates(texts: Texts, base: str) -> Environment:
 
 
 def clock(time: str) -> str:
-    """Of the log's own times, as people read them."""
+    """Format a time of the log for people."""
     return f"{time[:10]} {time[11:16]} UTC" if len(time) > 16 else time
 
 
 class NothingHere(Exception):
-    """The page's address names nothing."""
+    """The page does not exist."""
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Desk:
         self.pages = templates(self.texts, self.session.base)
 
     def site(self) -> Site:
-        """Kit and policy as they are on the disk now."""
+        """Read kit and policy from the disk, as they are now."""
         kit = Kit.read(self.folder)
         entries = self.records.of(kit.audit).entries
         return Site(kit, Policy.read(kit.policy), Approvals(kit.approvals), entries)
@@ -165,7 +165,7 @@ class Desk:
     # Forms -------------------------------------------------------------------------------------------
 
     def asked(self, site: Site, request: Request) -> Asked:
-        """By the whole hash alone."""
+        """The proposal of this address; only a full hash identifies one."""
         wanted = request.path_params["hash"]
         if not HASH.fullmatch(wanted) or not site.approvals.has(wanted):
             raise NothingHere
@@ -188,7 +188,7 @@ class Desk:
 
     def leave(self, request: Request, body: bytes) -> Response:
         self.close()
-        # Plain: nobody serves a style sheet any more when the browser asks for it.
+        # Without a style sheet: by the time the browser requests it, the server has ended.
         return HTMLResponse(self.render("message.html", heading="close", text="closed", plain=True))
 
     # Answers -----------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class Desk:
         return await self.answer(partial(act, request, await request.body()))
 
     async def answer(self, make: Callable[[], Response]) -> Response:
-        """What goes wrong is a sentence on a page; what nobody foresaw goes to the terminal alone."""
+        """Known errors become a sentence on a page; unexpected ones are logged to the terminal only."""
         try:
             return await anyio.to_thread.run_sync(make)
         except NothingHere:

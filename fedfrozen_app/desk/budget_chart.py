@@ -1,4 +1,5 @@
-"""Epsilon spent over time, as the numbers of a drawing that the server makes: the page runs no script."""
+"""The chart of epsilon spent over time, as coordinates: the server draws it, since the page runs no
+script."""
 
 import math
 from collections.abc import Sequence
@@ -10,13 +11,13 @@ from fedfrozen_app.sites.history import Spent
 WIDTH, HEIGHT = 400, 190  # of the drawing, in its own units
 LEFT, RIGHT, TOP, BOTTOM = 40, 392, 22, 160
 MOST_STEPS = 5  # of the axis of epsilon
-ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)  # times a power of ten: the steps that people read at once
+ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)  # times a power of ten: easily readable steps
 
 
 @dataclass(frozen=True)
 class Chart:
     line: str  # points of the steps
-    dots: list[tuple[float, float, str]]  # with what each says
+    dots: list[tuple[float, float, str]]  # (x, y, label)
     limit: float  # height of the limit's line
     ticks: list[tuple[float, str]]  # of the axis of epsilon
     first: str
@@ -24,7 +25,7 @@ class Chart:
 
 
 def budget_chart(spent: Sequence[Spent], limit: float) -> Chart | None:
-    """None where nothing was spent."""
+    """The chart; None if nothing was spent."""
     if not spent:
         return None
     times = [datetime.fromisoformat(one.time).timestamp() for one in spent]
@@ -56,7 +57,7 @@ def budget_chart(spent: Sequence[Spent], limit: float) -> Chart | None:
 
 
 def round_ticks(top: float) -> list[float]:
-    """From 0 up to `top`, a few round numbers apart from each other."""
+    """A few round numbers from 0 up to `top`."""
     power = 10.0 ** math.floor(math.log10(top / MOST_STEPS))
     step = next(power * factor for factor in ROUND if power * factor * MOST_STEPS >= top * (1 - 1e-9))
     return [round(n * step, 12) for n in range(int(top / step + 1e-9) + 1)]

@@ -18,7 +18,7 @@ COMMAND = re.compile(r"`([^`]+)`")
 
 @dataclass(frozen=True)
 class Texts:
-    """By key. A text is plain, but for `commands`: what it holds, and what is put into it, is escaped."""
+    """Texts by key. Except for `commands`, a text is plain: the text and its values are escaped."""
 
     texts: Mapping[str, str]
 
@@ -31,7 +31,7 @@ class Texts:
 
 
 def read_texts(path: Path = ENGLISH) -> Texts:
-    """`UserError` where a translation lacks a text, or a place within one."""
+    """Read a translation; `UserError` if it lacks a text, or a placeholder within one."""
     found = _plain(path)
     if path != ENGLISH:
         for key, text in _plain(ENGLISH).items():

@@ -29,13 +29,13 @@ def desk(arguments: list[str]) -> None:
     Policy.read(kit.policy)  # report a bad policy at the start
     check_owner(kit.folder)
     texts = read_texts(ENGLISH if given.texts is None else given.texts)
-    os.umask(0o077)  # what it writes is the site's alone
+    os.umask(0o077)  # files that it writes are readable by the site only
     with listening(given.port) as place:
         Server(kit, place, Session(), texts).serve()
 
 
 class Server:
-    """The page's server, from the address on the terminal to its end."""
+    """The page's web server, for one session."""
 
     def __init__(self, kit: Kit, place: socket.socket, session: Session, texts: object) -> None:
         self.place, self.session, self.counts = place, session, Counts(kit.folder)
@@ -88,7 +88,7 @@ class Server:
 
 
 def check_owner(folder: Path) -> None:
-    """What another account writes into the kit, the executor could not read."""
+    """Check that this account owns the kit: the executor could not read another account's files."""
     owner = folder.stat().st_uid
     if owner == os.geteuid():
         return
@@ -103,12 +103,12 @@ def check_owner(folder: Path) -> None:
 
 
 def listening(port: int) -> socket.socket:
-    """On loopback; port 0 takes any that is free."""
+    """A listening socket on loopback; port 0 takes any free port."""
     place = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         place.bind((HOST, port))
-        place.listen()  # who opens the address at once waits for the page, and is not turned away
+        place.listen()  # an early request waits for the page and is not refused
     except (OSError, OverflowError) as error:
         place.close()
         raise UserError(

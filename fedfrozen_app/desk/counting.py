@@ -1,7 +1,7 @@
-"""People and bytes of a proposal, counted by a process of its own, once per proposal.
+"""Count a proposal's people and bytes in a separate process, once per proposal.
 
-It reads the site's data and builds what a server proposed, which may take long or all memory: the page does
-neither. What is run is the command line's `fedfrozen site show HASH --count --json`.
+Counting reads the site's data and builds the model that a server proposed, which may take long or exhaust
+memory; the page must not. The process runs `fedfrozen site show HASH --count --json`.
 """
 
 import json
@@ -21,7 +21,7 @@ WAIT = 1.0  # seconds for which a page waits for a count
 
 @dataclass
 class Count:
-    """`problem`: why there is no number."""
+    """A count; `problem`: why there is none."""
 
     done: threading.Event = field(default_factory=threading.Event)
     survey: Survey | None = None
@@ -30,7 +30,7 @@ class Count:
 
 @dataclass
 class Counts:
-    """By hash; one process at a time."""
+    """Counts by the proposal's hash; one process at a time."""
 
     kit: Path
     _found: dict[str, Count] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Counts:
     _closed: bool = False
 
     def of(self, proposal: str) -> Count:
-        """Begins to count, and waits a little."""
+        """Start to count if necessary, and wait briefly for the result."""
         with self._lock:
             fresh = proposal not in self._found
             count = self._found.setdefault(proposal, Count())
@@ -82,12 +82,13 @@ class Counts:
             return child.returncode, out, err
 
     def close(self) -> None:
-        """End what still counts."""
+        """Stop processes that still count."""
         self._closed = True
         if self._child is not None and self._child.poll() is None:
             self._child.kill()
 
 
 def half_of_memory() -> int:
-    """A server may propose a model of any size: the executor beside must not be short of memory for it."""
+    """The memory limit of a count: a server may propose a model of any size, and the executor needs memory
+    too."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2

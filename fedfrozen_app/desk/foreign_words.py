@@ -1,4 +1,4 @@
-"""Words of the server on a page: shown as text, never obeyed, and never taken for other letters.
+"""Untrusted text from the server on a page: escaped, and without letters that look like others.
 
 Control characters, right-to-left marks and zero widths become escapes, as on the terminal. Letters that look
 like Latin ones (Cyrillic, Greek, full-width and the like) are followed by the name of their script.
@@ -29,7 +29,7 @@ def outside(value: object, most: int = MOST) -> Markup:
 
 
 def strange_scripts(text: str) -> list[str]:
-    """Of letters that are not Latin, by the first word of their Unicode names."""
+    """The scripts of letters that are not Latin, by the first word of their Unicode names."""
     if text.isascii():
         return []
     names = {
@@ -39,7 +39,7 @@ def strange_scripts(text: str) -> list[str]:
 
 
 def stacked(text: str) -> str:
-    """Marks that are written over other letters, as escapes: a pile of them covers the lines around it."""
+    """Escape combining marks: a stack of them would cover the lines around it."""
     text = unicodedata.normalize("NFC", text)
     return "".join(
         one.encode("unicode_escape").decode() if unicodedata.category(one)[0] == "M" else one for one in text
@@ -47,7 +47,7 @@ def stacked(text: str) -> str:
 
 
 def short(value: object) -> object:
-    """A digest by its first characters, as people compare it."""
+    """The first characters of a digest, for people to compare."""
     return f"{value[:12]}…" if isinstance(value, str) and DIGEST.fullmatch(value) else value
 
 

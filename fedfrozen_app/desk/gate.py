@@ -1,7 +1,7 @@
-"""What a request must have before any page sees it, and what every answer carries.
+"""Checks every request before a page handles it, and adds security headers to every response.
 
-A page holds no script at all. A request must name this host and port (a name that was re-bound to this
-machine does not), know the secret path, and have the cookie; a form must come from a page of ours.
+Pages contain no scripts. A request must name this host and port (against DNS rebinding), the secret path, and
+the cookie; a form must come from one of our own pages.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "same-origin",  # without one, a browser does not say which page a form is of
+    "Referrer-Policy": "same-origin",  # browsers otherwise omit the page that a form comes from
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
@@ -43,7 +43,7 @@ class Gate:
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
-            return  # no other protocol is spoken here
+            return  # other protocols are not supported
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -71,7 +71,7 @@ class Gate:
     def problem_of_request(self, headers: Headers, method: str, path: str) -> Response | None:
         if headers.getlist("host") != [self.host]:
             return PlainTextResponse("This is not the address of this page.", 421)
-        if path == "/favicon.ico":  # which every browser asks for, unasked
+        if path == "/favicon.ico":  # which every browser requests
             return Response(status_code=204)
         if not path.startswith(f"{self.session.base}/"):
             return PlainTextResponse("There is nothing here.", 404)
@@ -80,7 +80,7 @@ class Gate:
         return None
 
     def enter(self, scope: Scope) -> Response:
-        """A page of our own goes on, not a redirect: a browser withholds a strict cookie from the latter."""
+        """Continue by a page of our own: browsers do not send a strict cookie after a redirect."""
         token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])
         cookie = self.session.enter(token[0]) if scope["method"] == "GET" and len(token) == 1 else None
         if cookie is None:
@@ -102,7 +102,7 @@ class Gate:
 
 
 def field_of(body: bytes, name: str) -> str:
-    """One field of a form; empty where it is missing or there twice."""
+    """One field of a form; empty if it is missing or occurs twice."""
     text = body.decode("utf-8", "replace")
     found: Sequence[str] = parse_qs(text, keep_blank_values=True, max_num_fields=20).get(name, [])
     return found[0] if len(found) == 1 else ""

@@ -1,4 +1,4 @@
-"""What the page of one request says: who asks, what would train, what is read, what leaves, what it costs."""
+"""Values for the page of one proposal: requester, training, data read, data that leaves, and cost."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,17 +23,17 @@ COLUMNS = (
     *("text_column", "image_column", "prompt_column", "answer_column", "label_column"),
     *("time_column", "event_column", "unit_column"),
 )
-TABLE = "table.columns"  # in a list of what differs: the names alone, before their levels and scales
+TABLE = "table.columns"  # in the list of changes: the names alone, before their levels and scales
 
 
 @dataclass(frozen=True)
 class Site:
-    """What every page reads of the kit, as it is now."""
+    """The current state of the kit, which every page reads."""
 
     kit: Kit
     policy: Policy
     approvals: Approvals
-    entries: Entries  # of the audit log; none where its chain is broken
+    entries: Entries  # of the audit log; empty if its chain is broken
 
 
 def kind_of(asked: Asked) -> str:
@@ -54,7 +54,7 @@ def view_of(site: Site, asked: Asked) -> View | None:
 
 
 def asked_view(asked: Asked) -> str | None:
-    """The name in the request: none where the server leaves the only view to the site."""
+    """The view's name in the proposal; None if the server leaves the choice of the only view to the site."""
     one = asked.proposal
     if one is None:
         return None
@@ -62,7 +62,7 @@ def asked_view(asked: Asked) -> str | None:
 
 
 def summary(site: Site, asked: Asked) -> dict[str, Any]:
-    """For a list of requests."""
+    """The values for a list of proposals."""
     first, view = first_asked(site.entries, asked.hash), view_of(site, asked)
     return {
         "asked": asked,
@@ -75,7 +75,7 @@ def summary(site: Site, asked: Asked) -> dict[str, Any]:
 
 
 def with_verdict(site: Site, asked: Asked) -> dict[str, Any]:
-    """The same, and whether the policy refuses it as far as that is known without the data."""
+    """`summary`, and whether the policy refuses it, as far as that is known without reading data."""
     found = summary(site, asked)
     if asked.proposal is not None:
         rules = verdict(asked.proposal, site.kit, site.policy, bundle_of(site.entries, asked.hash))
@@ -84,7 +84,7 @@ def with_verdict(site: Site, asked: Asked) -> dict[str, Any]:
 
 
 def values_of(site: Site, asked: Asked, counts: Counts) -> dict[str, Any]:
-    """All that the template shows of one request."""
+    """All values that the template shows for one proposal."""
     found = summary(site, asked)
     found |= {"badges": dict(found), "findings": [], "refused": [], "open": []}
     proposal = asked.proposal
@@ -115,20 +115,20 @@ def values_of(site: Site, asked: Asked, counts: Counts) -> dict[str, Any]:
 
 
 def columns_of(view: View | None) -> list[tuple[str, str]]:
-    """The columns that the steward's own view names."""
+    """The columns named in the steward's view."""
     if view is None:
         return []
     return [(key, getattr(view, key)) for key in COLUMNS if getattr(view, key) is not None]
 
 
 def table_columns(proposal: Any, policy: Policy) -> list[tuple[str, bool]]:
-    """Of a run over a table: the columns that it reads, and whether the policy forbids each."""
+    """The columns that a run over a table reads, and whether the policy forbids each."""
     table = proposal.table if isinstance(proposal, Proposal) else None
     return [] if table is None else [(name, name in policy.forbidden_columns) for name in table.columns]
 
 
 def parts_of(survey: Survey, policy: Policy) -> list[tuple[str, int, float, bool]]:
-    """(role, bytes, share of the largest, whether the policy lets it leave)."""
+    """(role, bytes, share of the largest, whether the policy allows it to leave)."""
     largest = max(survey.by_role.values(), default=0) or 1
     return [
         (role, size, size / largest, role in policy.upload_roles) for role, size in survey.by_role.items()
@@ -136,7 +136,7 @@ def parts_of(survey: Survey, policy: Policy) -> list[tuple[str, int, float, bool
 
 
 def cost_of(site: Site, proposal: Any, view: View | None) -> dict[str, Any]:
-    """What the request costs, beside what is spent."""
+    """The proposal's epsilon and delta, next to those already spent."""
     spent, limit = spent_by(site.kit), site.policy.max_epsilon
     found = {"epsilon": proposal.epsilon, "limit": limit, "known": spent is not None}
     if spent is None:
@@ -156,7 +156,7 @@ def cost_of(site: Site, proposal: Any, view: View | None) -> dict[str, Any]:
 
 
 def diff_of(site: Site, asked: Asked) -> dict[str, Any] | None:
-    """None where there is no run to compare with."""
+    """The changes since the last approved run; None if there is none to compare with."""
     before = last_approved(site.approvals, asked)
     if before is None or before.proposal is None or asked.proposal is None:
         return None
@@ -169,7 +169,7 @@ def diff_of(site: Site, asked: Asked) -> dict[str, Any] | None:
 
 
 def diff_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(key, before, after). Columns of a table come first by their names, and last by how they are read."""
+    """(key, before, after). A table's column names come first, and how its columns are read comes last."""
     names = [sorted(one.get("table", {}).get("columns", {})) for one in (before, after)]
     found = sorted(changes(before, after), key=lambda one: one.key.startswith("table."))
     first = [(TABLE, shown(names[0]), shown(names[1]))] if names[0] != names[1] else []

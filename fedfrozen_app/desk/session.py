@@ -1,8 +1,7 @@
-"""Who may use the page: one browser, that of the person who started the command.
+"""Restricts the page to one browser: that of the person who started the command.
 
 Another account of the same machine can reach a loopback port, and a browser sends cookies to every port of a
-host. So three secrets are needed: a token that is good once, a cookie, and a path that only this page knows
-and that the cookie is bound to.
+host. So three secrets are needed: a one-time token, a cookie, and a secret path that the cookie is bound to.
 """
 
 import secrets
@@ -21,7 +20,7 @@ def secret() -> str:
 
 @dataclass
 class Session:
-    """From the start of the command to its end. Whoever enters first is the only one."""
+    """One session of the command. Only the first browser that enters may use the page."""
 
     base: str = field(default_factory=lambda: f"/{secrets.token_hex(16)}")
     token: str = field(default_factory=secret)
@@ -32,7 +31,7 @@ class Session:
     _lock: Lock = field(default_factory=Lock)
 
     def enter(self, token: str) -> str | None:
-        """The cookie in exchange for the token; None for a wrong token, or one that was used."""
+        """Exchange the token for the cookie; None for a wrong or used token."""
         with self._lock:
             if self._cookie is not None or self.is_over or not _same(token, self.token):
                 return None
@@ -40,7 +39,7 @@ class Session:
             return self._cookie
 
     def knows(self, cookie: str | None) -> bool:
-        """Whether a request may be answered; it then counts as use."""
+        """Whether a request may be answered; it then resets the idle timer."""
         known = self._cookie is not None and cookie is not None and _same(cookie, self._cookie)
         if not known or self.is_over:
             return False

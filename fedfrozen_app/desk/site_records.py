@@ -1,4 +1,4 @@
-"""The site's two records as the pages read them, and read again only when a file has changed."""
+"""The site's two logs, cached until a file changes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ Entries = Sequence[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Record:
-    """A chained log. `problem`: why it cannot be trusted; it then has no entries."""
+    """A hash-chained log. `problem`: why it cannot be trusted; it then has no entries."""
 
     entries: Entries = ()
     problem: str = ""

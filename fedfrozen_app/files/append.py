@@ -1,4 +1,4 @@
-"""Lines added to the end of a file, each whole or not at all."""
+"""Append lines to a file, each completely or not at all."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def append(path: Path, text: str, *, mode: int = 0o666, sync: bool = True) -> None:
-    """With `sync` the line is on the disk when this returns. Half a line would spoil the next one too."""
+    """Append a line. With `sync` it is on the disk on return. Half a line would corrupt the next one too."""
     line = (text + "\n").encode()
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
     try:

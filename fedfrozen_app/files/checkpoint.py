@@ -1,6 +1,7 @@
 """Checkpoints: everything a run needs to continue as if it had never stopped.
 
-A checkpoint is a folder `checkpoints/N`, written beside and then renamed, so that it is whole or absent:
+A checkpoint is a folder `checkpoints/N`, written under another name and then renamed, so it is complete or
+absent:
 
     model.safetensors     the full global model after round N
     clients.safetensors   what clients keep for themselves, as CLIENT/NAME (only where they keep something)
@@ -30,8 +31,8 @@ if TYPE_CHECKING:  # torch takes seconds to import, and listing runs does not ne
 
 log = logging.getLogger(__name__)
 FORMAT = 2
-# Whose arrays strategy.safetensors holds: "carried" ones travel with every order, those of "pacing" are the
-# updates of clients that are at work, those of "broadcast" what clients hold by coded broadcasts.
+# The owners of arrays in strategy.safetensors: "carried" ones are sent with every request, "pacing" has
+# updates of clients in progress, "broadcast" what clients hold through coded broadcasts.
 OWNERS = ("strategy", "server_optimizer", "carried", "pacing", "broadcast")
 
 
@@ -39,7 +40,7 @@ OWNERS = ("strategy", "server_optimizer", "carried", "pacing", "broadcast")
 class Checkpoint:
     round: int
     config: dict[str, Any]
-    overrides: list[str]  # what composes that configuration again
+    overrides: list[str]  # that reproduce the configuration
     model: "dict[str, Tensor]"
     row: dict[str, Any]
     ledger: dict[str, list[str]] = field(default_factory=dict)
@@ -51,7 +52,7 @@ class Checkpoint:
 
 
 def write(checkpoint: Checkpoint, folder: Path, keep: int, rollback: Collection[int | None] = ()) -> Path:
-    """Write `folder/N` and drop all but the `keep` newest, and those of `rollback`."""
+    """Write `folder/N` and delete all but the `keep` newest and those of `rollback`."""
     target = folder / str(checkpoint.round)
     part = folder / f".{checkpoint.round}.part"
     with fresh_folder(part):
@@ -89,7 +90,7 @@ def write(checkpoint: Checkpoint, folder: Path, keep: int, rollback: Collection[
 
 
 def segments_of(folder: Path) -> dict[str, str]:
-    """The segments that the checkpoint in this folder names; none where it cannot be read."""
+    """The segments that the checkpoint in this folder names; none if it cannot be read."""
     try:
         found: dict[str, str] = unsealed(folder / "state.json", alone=True).get("client_segments", {})
     except DAMAGED:
@@ -98,7 +99,7 @@ def segments_of(folder: Path) -> dict[str, str]:
 
 
 def last_before(folder: Path, server_round: int) -> int | None:
-    """The newest checkpoint of a round before this one; None where there is none."""
+    """The newest checkpoint of a round before this one; None if there is none."""
     return max((number for number in numbers(folder) if number < server_round), default=None)
 
 
@@ -140,7 +141,7 @@ def with_owners(**arrays: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
 
 
 def by_owner(arrays: "Mapping[str, Tensor]") -> "dict[str, dict[str, Tensor]]":
-    """The inverse. Older checkpoints name no owner: there all arrays are the strategy's."""
+    """The inverse of `with_owners`. Older checkpoints name no owner: all their arrays are the strategy's."""
     found: dict[str, dict[str, Tensor]] = {owner: {} for owner in OWNERS}
     for key, value in arrays.items():
         owner, _, name = key.partition("/")
@@ -160,14 +161,14 @@ def numbers(folder: Path) -> list[int]:
 
 
 def forget_after(folder: Path, number: int) -> None:
-    """Drop later rounds: another run left them here, or this run continues from before them."""
+    """Delete later rounds: they belong to another run, or this run continues from before them."""
     for later in numbers(folder):
         if later > number:
             shutil.rmtree(folder / str(later))
 
 
 def newest(run: Path) -> Checkpoint:
-    """The newest checkpoint that is whole; says which newer ones are not."""
+    """The newest intact checkpoint; logs which newer ones are damaged."""
     check_readable(run / "checkpoints")
     found, damage = numbers(run / "checkpoints"), []
     for number in reversed(found):
@@ -192,7 +193,7 @@ def newest(run: Path) -> Checkpoint:
 
 
 def newest_state(run: Path) -> dict[str, Any] | None:
-    """The newest whole state.json alone, for those who only look; None without one."""
+    """Only the newest intact state.json, for display; None without one."""
     for number in reversed(numbers(run / "checkpoints")):
         try:
             state = unsealed(run / "checkpoints" / str(number) / "state.json", alone=True)

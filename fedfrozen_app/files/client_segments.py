@@ -1,9 +1,9 @@
-"""What very many clients keep for themselves, on disk: `client_states/N.safetensors` of a run's folder.
+"""The private state of very many clients on disk: `client_states/N.safetensors` of a run's folder.
 
-A segment holds the arrays of the clients that changed since the one before, stacked: clients with equal names
-and shapes are a group, and their arrays lie in one tensor for each name. A segment is never changed. A
-checkpoint names those that it needs with their digests, so that it stays as small as the clients of its last
-rounds, however many have taken part.
+A segment holds the arrays of the clients that changed since the previous segment, stacked: clients with equal
+names and shapes form a group, with one tensor per name. A segment is never changed. A checkpoint names the
+segments that it needs with their digests, so its size depends on the clients of its last rounds, not on how
+many have taken part.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ Arrays = dict[str, "Tensor"]
 
 
 class ClientSegments:
-    """The newest arrays of each client that has any here."""
+    """The newest arrays of each client that has any."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / FOLDER
@@ -50,7 +50,7 @@ class ClientSegments:
         return {name: rows[row : row + 1][0].clone() for name, rows in slices}
 
     def write(self, arrays: Mapping[int, Mapping[str, "Tensor"]]) -> None:
-        """A segment with these clients, in place of what was known of them."""
+        """Write a segment with these clients, which replaces their earlier arrays."""
         if not arrays:
             return
         number = 1 + max((int(path.stem) for path in self._files()), default=0)
@@ -66,20 +66,22 @@ class ClientSegments:
         return {str(number): digest for number, digest in sorted(self._digests.items())}
 
     def keep_for(self, rounds: Iterable[int], named_by: Callable[[int], Mapping[str, str]]) -> None:
-        """Delete what the checkpoints of these rounds do not need; `named_by` reads what one names."""
+        """Delete segments that the checkpoints of these rounds do not need; `named_by` reads a checkpoint's
+        list."""
         known = self._named
         self._named = {number: known[number] if number in known else named_by(number) for number in rounds}
         self.keep_only(self._named.values())
 
     def keep_only(self, named: Iterable[Mapping[str, str]]) -> None:
-        """Delete the files that neither the checkpoints that are left, which name these, nor the run need."""
+        """Delete files that neither the run nor the remaining checkpoints need; `named`: their lists."""
         kept = {int(number) for one in named for number in one} | set(self._digests)
         for path in self._files():
             if int(path.stem) not in kept:
                 path.unlink(missing_ok=True)
 
     def restore(self, named: Mapping[str, str], source: Path) -> None:
-        """As a checkpoint of the run in `source` names them; files of later rounds are deleted here."""
+        """Restore the segments that a checkpoint of the run in `source` names; deletes files of later rounds
+        here."""
         for number, digest in sorted((int(number), digest) for number, digest in named.items()):
             origin, path = source / FOLDER / f"{number}.safetensors", self._path(number)
             try:
@@ -99,7 +101,7 @@ class ClientSegments:
         self.keep_only(())
 
     def clear(self) -> None:
-        """Of a run that begins: what an earlier one left in its folder."""
+        """Delete segments that an earlier run left in the folder of a new run."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _enter(self, number: int) -> None:

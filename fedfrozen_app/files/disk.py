@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside their place, flushed, then renamed."""
+"""Atomic file writes: written under another name, flushed, then renamed."""
 
 import errno
 import json
@@ -29,7 +29,7 @@ _wait: ContextVar[Callable[[], bool] | None] = ContextVar("wait for room", defau
 
 
 def is_full(error: OSError | SafetensorError) -> bool:
-    """Whether there was no room. Safetensors' own error has the number in its text alone."""
+    """Whether the disk was full. Safetensors' error has the number only in its text."""
     if isinstance(error, OSError):
         return error.errno in FULL
     return any(f"(os error {number})" in str(error) for number in FULL)
@@ -39,7 +39,7 @@ def is_full(error: OSError | SafetensorError) -> bool:
 def waiting_for_room(wait: Callable[[], bool]) -> Iterator[None]:
     """Inside the block, writes wait while the disk is full and then continue, so that no work is lost.
 
-    `wait` is called before each further try, and returns whether to try.
+    `wait` is called before each retry, and returns whether to retry.
     """
     before = _wait.set(wait)
     try:
@@ -49,7 +49,7 @@ def waiting_for_room(wait: Callable[[], bool]) -> Iterator[None]:
 
 
 def patient(write: Callable[P, T]) -> Callable[P, T]:
-    """For what is written whole or not at all: it can be tried again when there is room."""
+    """A decorator for atomic writes, which can be retried when there is space."""
 
     @wraps(write)
     def again(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -66,7 +66,7 @@ def patient(write: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def fresh_folder(part: Path) -> Iterator[None]:
-    """An empty folder to fill; when the disk gives out on the way, it is removed again."""
+    """An empty folder to fill; it is removed again if writing fails."""
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:
@@ -88,7 +88,8 @@ def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, metadata: dict[str
 
 
 def _order_metadata(path: Path) -> None:
-    """The library orders metadata by chance, and the same arrays would be files of unlike digests."""
+    """Sort the metadata: the library writes it in random order, so equal arrays would have unequal
+    digests."""
     with path.open("rb+") as file:
         size = int.from_bytes(file.read(8), "little")
         found = json.loads(file.read(size))
@@ -101,7 +102,7 @@ def _order_metadata(path: Path) -> None:
 
 
 def header(path: Path) -> dict[str, str]:
-    """What was written into the header of a file of arrays."""
+    """The metadata in the header of an array file."""
     with safe_open(path, framework="pt") as file:
         return dict(file.metadata() or {})
 
@@ -109,16 +110,16 @@ def header(path: Path) -> dict[str, str]:
 def replace_tensors(
     tensors: "Mapping[str, Tensor]", path: Path, metadata: dict[str, str] | None = None
 ) -> None:
-    """Write a file of arrays whole or not at all."""
+    """Write an array file atomically."""
     with whole_file(path) as part:
         save_tensors(tensors, part, metadata)
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A path to write to, in whichever way: what is there at the end of the block takes its place at once.
+    """Yields a temporary path to write to; at the end of the block the file atomically replaces `path`.
 
-    The name holds the process's number: two that write the same file must not write into each other's.
+    Its name contains the process id, so that two processes do not write into the same temporary file.
     In the folder of a run or a sweep, the manifest records it.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -132,14 +133,14 @@ def whole_file(path: Path) -> Iterator[Path]:
             except OSError as error:
                 manifest.note_back(path)
                 raise OSError(error.errno, error.strerror, str(path)) from error
-    except BaseException:  # also Ctrl-C: nothing half-written stays
+    except BaseException:  # also Ctrl-C: leave nothing half-written
         part.unlink(missing_ok=True)
         raise
 
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """What fails while an open file is written does not say which one it was."""
+    """Add the file's name to errors while writing an open file, which lack it."""
     try:
         yield
     except OSError as error:
@@ -154,9 +155,9 @@ def _naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """The same for a folder of files; an earlier one is replaced when the new one is whole.
+    """`whole_file` for a folder of files; an earlier folder is replaced when the new one is complete.
 
-    Whatever else lies there is somebody's, and then nothing is replaced.
+    If the earlier folder holds other files, nothing is replaced, because they may be the user's.
     """
     part, old = (path.with_name(f".{path.name}.{os.getpid()}.{word}") for word in ("part", "old"))
     shutil.rmtree(part, ignore_errors=True)
@@ -182,7 +183,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def usual_mode(path: Path) -> None:
-    """Readable by whom the umask allows: some libraries shut everybody else out of what they write."""
+    """Set the mode that the umask allows: some libraries write files that only their owner can read."""
     probe = path.with_name(f".{path.name}.{os.getpid()}.mode")
     if path.is_file():
         probe.touch()
@@ -191,14 +192,14 @@ def usual_mode(path: Path) -> None:
 
 
 def reserve(folder: Path) -> None:
-    """Set disk space aside for the last words of a run: a full disk must not keep it from saying so."""
+    """Reserve disk space for a run's final status, so that a run can report a full disk."""
     with (folder / RESERVE).open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, RESERVED)
 
 
 @contextmanager
 def reserved(folder: Path) -> Iterator[None]:
-    """The same while the block runs."""
+    """Reserve space while the block runs."""
     reserve(folder)
     try:
         yield
@@ -207,7 +208,7 @@ def reserved(folder: Path) -> Iterator[None]:
 
 
 def release(folder: Path) -> bool:
-    """Give the space back; whether there was any."""
+    """Free the reserved space; returns whether there was any."""
     try:
         (folder / RESERVE).unlink()
     except OSError:
@@ -216,14 +217,14 @@ def release(folder: Path) -> bool:
 
 
 def sweep_parts(folder: Path) -> None:
-    """Remove what killed processes had started to write."""
+    """Remove partial files of killed processes."""
     for part in folder.glob(".*.part"):
         if part.is_file():
             part.unlink(missing_ok=True)
 
 
 def same_round(path: Path, number: int) -> bool:
-    """Whether this file of arrays is there and holds the model of that round."""
+    """Whether this array file exists and holds the model of that round."""
     try:
         with safe_open(path, "pt") as file:
             return (file.metadata() or {}).get("round") == str(number)
@@ -232,14 +233,14 @@ def same_round(path: Path, number: int) -> bool:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
+    """Write a text file atomically."""
     with whole_file(path) as part:
-        # JSON can carry half of a surrogate pair, which UTF-8 cannot.
+        # JSON can contain half of a surrogate pair, which UTF-8 cannot encode.
         part.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file, if it is there, also from the manifest of its folder."""
+    """Remove a file if it exists, also from its folder's manifest."""
     if path.exists():
         manifest.note_gone(path)
         path.unlink(missing_ok=True)
@@ -247,13 +248,13 @@ def remove_file(path: Path) -> None:
 
 @patient
 def append_line(path: Path, text: str) -> None:
-    """On the disk when this returns, whole or not at all."""
+    """Append a line, completely or not at all; it is on the disk on return."""
     path.parent.mkdir(parents=True, exist_ok=True)
     append(path, text, mode=0o600)
 
 
 def flush(path: Path) -> None:
-    """Onto the disk, so that a power cut after the rename cannot leave an empty file behind."""
+    """Flush to the disk, so that a power cut after the rename cannot leave an empty file."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,12 +1,11 @@
-"""`manifest.jsonl`: what a folder is (a run or a sweep), and the digest of every file completed in it.
+"""`manifest.jsonl`: the kind of a folder (a run or a sweep), and the digest of every completed file in it.
 
-The file is a journal: a line is added just before a file takes its place, and each line starts with the
-CRC-32 of its text, so that it is whole, cut short by a kill, or known to be damaged. A kill can only come
-between the last line and the file that it announces: until another line follows, the file before it counts as
-whole.
+The file is a journal: a line is added just before a file is moved into place, and each line starts with the
+CRC-32 of its text, which distinguishes intact, truncated and damaged lines. A kill can only come between the
+last line and the file that it announces: until another line follows, the earlier file counts as intact too.
 
-    {"is": "run", "digest": ..., "overrides": [...]}          what the folder is
-    {"file": NAME, "sha256": ..., "size": ..., "mtime_ns": ...}   a file as it was completed
+    {"is": "run", "digest": ..., "overrides": [...]}          the folder's kind
+    {"file": NAME, "sha256": ..., "size": ..., "mtime_ns": ...}   a completed file
     {"gone": NAME}                                            a file that was removed
     {"rows": [...]}, {"row": ...}                             digests of the lines of metrics.jsonl
     {"end": true}                                             all files are written
@@ -25,13 +24,13 @@ from fedfrozen_app.files.append import append
 FILE = "manifest.jsonl"
 RUN, SWEEP = "run", "sweep"
 AT_END = "summary.json"
-ROW_DIGITS = 16  # of a row's digest: enough against accidents
-# Rewritten while a run is going, by several processes; the first has a seal of its own, the rows one each.
+ROW_DIGITS = 16  # of a row's digest: enough against accidental damage
+# Rewritten during a run, by several processes; the first has its own seal, rows have one digest each.
 UNRECORDED = ("status.json", "lease.json", "stop.request", "metrics.jsonl", FILE)
 
 
 class Entry(NamedTuple):
-    """A file as it was completed."""
+    """The record of a completed file."""
 
     sha256: str
     size: int
@@ -43,23 +42,24 @@ class Manifest:
     header: dict[str, Any] = field(default_factory=dict)
     files: dict[str, Entry] = field(default_factory=dict)
     rows: list[str] | None = None  # None: not recorded
-    # What the last line replaces: (name, entry or None), ("", rows before). A kill may have left it in place.
+    # What the last line replaces: (name, entry or None), or ("", earlier rows). A kill may have left it in
+    # place.
     before: tuple[str, Any] | None = None
-    ended: bool = False  # all rows are written, and nothing has begun since
-    damage: str = ""  # "" where every line is as it was written
+    ended: bool = False  # all rows are written, and nothing has started since
+    damage: str = ""  # "" if every line is intact
 
     @property
     def kind(self) -> str:
         return str(self.header.get("is", ""))
 
     def may_be(self, name: str) -> list[Entry | None]:
-        """What the file may be; None: absent."""
+        """The states that the file may have; None: absent."""
         last = [self.before[1]] if self.before is not None and self.before[0] == name else []
         return [self.files.get(name), *last]
 
 
 def read(folder: Path) -> Manifest | None:
-    """None where there is none: no run or sweep, or one of an older version. Raises `OSError`."""
+    """Read the manifest; None if there is none (no run or sweep, or an older version). Raises `OSError`."""
     try:
         content = (folder / FILE).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -74,16 +74,16 @@ def read(folder: Path) -> Manifest | None:
         _take(found, record)
     if not found.damage and not found.header:
         found.damage = "it is empty" if not content else "its first line is missing"
-    if rest and found.header and _record(rest) is not None:  # cut at the very end of a line
+    if rest and found.header and _record(rest) is not None:  # truncated just before the line break
         _take(found, _record(rest) or {})
     elif rest and (found.kind == SWEEP or (folder / AT_END).is_file()):
-        # Hardly by a kill: while a run goes on, it has no such file, and a sweep adds few lines.
+        # Unlikely after a kill: an active run has no such file, and a sweep adds few lines.
         found.damage = found.damage or "its end is missing"
     return found
 
 
 def kind(folder: Path) -> str:
-    """Run, sweep or "". The first line says it: a list of many folders need not read the rest."""
+    """ "run", "sweep" or "", from the first line alone, so that listing many folders is fast."""
     try:
         with (folder / FILE).open("rb") as file:
             first = _record(file.readline().removesuffix(b"\n"))
@@ -100,51 +100,51 @@ def is_recorded(folder: Path) -> bool:
 
 
 def begin(folder: Path, kind: str, **details: Any) -> None:
-    """Record what the folder is. What it recorded before stays: files are recorded as they are replaced."""
+    """Record the folder's kind. Earlier records are kept until their files are replaced."""
     _mend_end(folder / FILE)
     _add(folder, {"is": kind, **details})
 
 
 def note_file(path: Path, content: Path) -> None:
-    """`content` is about to take the place of `path`."""
+    """Record that `content` is about to replace `path`."""
     if path.name not in UNRECORDED and is_recorded(path.parent):
         _add(path.parent, {"file": path.name, **entry_of(content)._asdict()})
 
 
 def note_back(path: Path) -> None:
-    """It did not: the file announced by the last line stayed as it was."""
+    """Record that the file announced by the last line was not replaced after all."""
     if path.name not in UNRECORDED and (found := read(path.parent)) is not None:
         before = found.before[1] if found.before is not None and found.before[0] == path.name else None
         _add(path.parent, {"file": path.name, **before._asdict()} if before else {"gone": path.name})
 
 
 def note_gone(path: Path) -> None:
-    """The file is about to be removed."""
+    """Record that the file is about to be removed."""
     if path.name not in UNRECORDED and is_recorded(path.parent):
         _add(path.parent, {"gone": path.name})
 
 
 def note_row(folder: Path, line: str) -> None:
-    """A line was added to metrics.jsonl. Not waited for: neither is the line itself, and a reader that finds
-    the last one without a record takes it."""
+    """Record a line added to metrics.jsonl. Not synced, as the line itself is not: readers accept a last line
+    without a record."""
     if is_recorded(folder):
         _add(folder, {"row": row_digest(line.encode())}, sync=False)
 
 
 def note_rows(folder: Path, lines: Iterable[str]) -> None:
-    """metrics.jsonl is about to hold exactly these lines."""
+    """Record that metrics.jsonl is about to hold exactly these lines."""
     if is_recorded(folder):
         _add(folder, {"rows": [row_digest(line.encode()) for line in lines]})
 
 
 def note_end(folder: Path) -> None:
-    """The last announced file is in its place."""
+    """Record that the last announced file is in place."""
     if is_recorded(folder):
         _add(folder, {"end": True})
 
 
 def rewrite(folder: Path, found: Manifest) -> None:
-    """A fresh journal of what is known; for a damaged one."""
+    """Replace a damaged journal by a new one with the known records."""
     lines = [_line(found.header)]
     lines += [_line({"file": name, **entry._asdict()}) for name, entry in found.files.items()]
     if found.rows is not None:
@@ -179,7 +179,7 @@ def _line(record: dict[str, Any]) -> str:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """None where the line is not as it was written."""
+    """Parse a line; None if it is damaged."""
     check, _, text = line.partition(b" ")
     if check != f"{zlib.crc32(text):08x}".encode():
         return None
@@ -192,7 +192,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 def _take(found: Manifest, record: dict[str, Any]) -> None:
     found.before = None
-    if not {"file", "gone"} & record.keys():  # which verbs write later too
+    if not {"file", "gone"} & record.keys():  # later verbs write files too
         found.ended = "end" in record
     if "is" in record:
         found.header = record
@@ -210,7 +210,7 @@ def _take(found: Manifest, record: dict[str, Any]) -> None:
 
 
 def _mend_end(path: Path) -> None:
-    """A kill may have cut the last line short: the next one begins on a line of its own."""
+    """If a kill truncated the last line, start the next record on a new line."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Which folders hold a run, and where another may begin."""
+"""Finds folders with runs, and checks where a new run may start."""
 
 import logging
 import shlex
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def run_folders(folders: Iterable[Path]) -> list[Path]:
-    """The folders of runs, whatever their state: those given, or those below."""
+    """The folders of runs in any state: the given folders, or those below them."""
     found: dict[Path, None] = {}
     for folder in folders:
         if not folder.is_dir():
@@ -37,17 +37,17 @@ def _natural(part: str) -> tuple[int, str]:
 
 
 def sites_file(folder: Path) -> Path:
-    """Where a deployed run has the names of the sites, by their nodes' ids."""
+    """The file of a deployed run with the sites' names by node id."""
     return folder / "flower" / "sites.json"
 
 
 def authorities_file(folder: Path) -> Path:
-    """Where a deployed run has the certificates of its federation's authorities."""
+    """The file of a deployed run with the certificates of its federation's authorities."""
     return folder / "flower" / "authorities.crt"
 
 
 def check_free(folder: Path, *, overwrite: bool) -> None:
-    """Whether a run may begin here: one that is there already is not lost without being asked for."""
+    """Check that a run may start here: an existing run is only overwritten on request."""
     status.check_unowned(folder)
     check_run_place(folder)
     check_no_links(folder)
@@ -55,7 +55,7 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
 
 
 def check_empty(folder: Path, *, overwrite: bool) -> None:
-    """The same for a process that its owner has started."""
+    """`check_free` for a process that the run's owner has started."""
     if overwrite or not has_results(folder):
         return
     known = status.read(folder)
@@ -71,17 +71,17 @@ def check_empty(folder: Path, *, overwrite: bool) -> None:
 
 
 def has_results(folder: Path) -> bool:
-    """Not one that failed before the end of its first round: there is nothing to lose."""
+    """Whether there are results to lose: not if a run failed before the end of its first round."""
     rows = folder / "metrics.jsonl"
     return (
         any((folder / name).exists() for name in ("summary.json", "model.safetensors"))
         or bool(checkpoint.numbers(folder / "checkpoints"))
-        or (rows.is_file() and rows.read_bytes().count(b"\n") > 1)  # the first is of the model as it began
+        or (rows.is_file() and rows.read_bytes().count(b"\n") > 1)  # the first row is of the initial model
     )
 
 
 def repeating(words: Iterable[str]) -> list[str]:
-    """The words of a command without those that would lead it into the same run again."""
+    """A command's words without those that would make it write into the same run."""
     kept = []
     for word in words:
         key, _, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""Which files of a folder are as they were written: a cheap look, and a thorough one."""
+"""Checks which files of a folder are intact: a quick check and a thorough one."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -34,7 +34,7 @@ class Finding(NamedTuple):
 
 
 def quick_look(folder: Path) -> str:
-    """By sizes alone, for lists of many runs: what is wrong, "" where nothing is seen."""
+    """A quick check by sizes, for lists of many runs: the problem, or ""."""
     try:
         if (error := status.damage(folder)) is not None:
             return f"{error.path.name} {error.what}"
@@ -50,7 +50,7 @@ def quick_look(folder: Path) -> str:
 
 
 def check_folder(folder: Path) -> list[Finding]:
-    """Every file of a run, or the files that a sweep has beside its runs; digests are computed."""
+    """Check every file of a run, or a sweep's own files, by digest."""
     found = [_manifest(folder)]
     known = None if found[0].state == BROKEN else known_files(folder)
     names = dict.fromkeys((*(known.files if known is not None else ()), *RESULTS))
@@ -63,7 +63,7 @@ def check_folder(folder: Path) -> list[Finding]:
 
 
 def _read_manifest(folder: Path) -> manifest.Manifest | None:
-    """A run that is complete has recorded its end: without it, lines are lost."""
+    """Read the manifest. A complete run has recorded its end: without that record, lines are lost."""
     found = manifest.read(folder)
     if found is not None and found.kind == manifest.RUN and not (found.ended or found.damage):
         known = status.read(folder)
@@ -156,7 +156,7 @@ def _uploads(folder: Path) -> Iterator[Finding]:
 
 
 def mend_manifest(folder: Path) -> str:
-    """Write a damaged one again; "" where it is whole, or where there is none."""
+    """Rewrite a damaged manifest; "" if it is intact or missing."""
     try:
         known = _read_manifest(folder)
     except OSError:
@@ -165,7 +165,8 @@ def mend_manifest(folder: Path) -> str:
 
 
 def _checkpoint_entry(folder: Path) -> manifest.Entry | None:
-    """Of the final model, from the last round's whole checkpoint: a flipped bit keeps size and header."""
+    """The final model's record from the last round's intact checkpoint: a flipped bit keeps size and
+    header."""
     model, number = folder / "model.safetensors", max(checkpoint.numbers(folder / "checkpoints"), default=0)
     kept = folder / "checkpoints" / str(number)
     try:
@@ -181,11 +182,12 @@ def _checkpoint_entry(folder: Path) -> manifest.Entry | None:
 
 
 def write_manifest_again(folder: Path) -> str:
-    """Without what is damaged, and with what it did not know, as it is now; "" where nothing changes."""
+    """Rewrite the manifest without damaged lines and with the current unrecorded files; "" if nothing
+    changes."""
     known = _read_manifest(folder)
     before = manifest.Manifest({"is": manifest.RUN}) if known is None else known
     mended = replace(before, damage="", before=None, header=before.header or {"is": manifest.RUN})
-    if known is not None and known.damage:  # of a file, an older line may be left: what it says may be over
+    if known is not None and known.damage:  # only an outdated line of a file may be left
         mended.files = {
             name: entry
             for name, entry in known.files.items()

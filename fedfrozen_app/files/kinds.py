@@ -1,4 +1,4 @@
-"""A folder is one thing: a run, a sweep, or neither. Its manifest records which."""
+"""The kind of a folder: a run, a sweep, or neither, as recorded in its manifest."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,13 +8,13 @@ from fedfrozen_app.files import folder_manifest as manifest
 from fedfrozen_app.files import status
 from fedfrozen_app.files.folder_manifest import RUN, SWEEP
 
-SWEEPS = ".sweeps"  # in a sweep's folder: for each sweep that is going on, which runs it asked for
+SWEEPS = ".sweeps"  # in a sweep's folder: the runs requested by each active sweep
 RUN_FILES = (status.FILE, "metrics.jsonl", "summary.json")
 DEPTH = 3  # levels below a folder that are searched for runs: outputs/DATE/TIME, sweeps/NAME/0
 
 
 def kind_of(folder: Path) -> str:
-    """ "run", "sweep" or "". Folders of older versions are known by their files."""
+    """ "run", "sweep" or "". Folders of older versions are recognised by their files."""
     if recorded := _recorded_kind(folder):
         return recorded
     try:
@@ -29,14 +29,14 @@ def kind_of(folder: Path) -> str:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether it holds a run; unlike `kind_of`, no folder inside is opened."""
+    """Whether it holds a run; unlike `kind_of`, this opens no subfolders."""
     if recorded := _recorded_kind(folder):
         return recorded == RUN
     return any((folder / name).is_file() for name in RUN_FILES)
 
 
 def kind_above(folder: Path) -> str:
-    """The same for a folder in which others lie: one that only has a file of such a name is neither."""
+    """`kind_of` for a parent folder: a file of such a name alone makes it neither."""
     if recorded := _recorded_kind(folder):
         return recorded
     try:
@@ -51,13 +51,13 @@ def kind_above(folder: Path) -> str:
 def _recorded_kind(folder: Path) -> str:
     try:
         kind = manifest.kind(folder)
-    except OSError:  # the folder's other files say what it is
+    except OSError:  # the folder's other files show its kind
         return ""
     return kind if kind in (RUN, SWEEP) else ""
 
 
 def check_run_place(folder: Path, *, sweep: Path | None = None) -> None:
-    """Whether a run may begin here; `sweep`: as a member of the sweep in this folder."""
+    """Check that a run may start here; `sweep`: as a member of the sweep in this folder."""
     if kind_of(folder) == SWEEP:
         raise UserError(
             f"{folder} holds a sweep, and a run needs a folder of its own: give another output_dir."
@@ -71,7 +71,7 @@ def check_run_place(folder: Path, *, sweep: Path | None = None) -> None:
 
 
 def check_sweep_place(folder: Path) -> None:
-    """Whether a sweep may begin or continue here."""
+    """Check that a sweep may start or continue here."""
     kind = kind_of(folder)
     if kind == RUN:
         raise UserError(
@@ -85,13 +85,13 @@ def check_sweep_place(folder: Path) -> None:
 
 
 def check_is_run(folder: Path) -> None:
-    """For a verb that reads one run."""
+    """Check the folder for a verb that reads one run."""
     if kind_of(folder) == SWEEP:
         raise UserError(f"{folder} is a sweep: give the folder of one of its runs, such as {folder}/0.")
 
 
 def check_is_neither(folder: Path, what: str) -> None:
-    """For results that are neither a run nor a sweep."""
+    """Check the folder for results that are neither a run nor a sweep."""
     for place in (folder, *folder.parents):
         if kind := kind_above(place):
             raise UserError(

@@ -1,7 +1,7 @@
-"""`lease.json`: which process writes into a run's folder now. A run has one owner.
+"""`lease.json`: the process that writes into a run's folder. A run has one owner.
 
-A process is known by its machine's boot and by when it began on that boot's own clock: neither a clock that
-steps nor a number that is given out again makes another process of it, or frees what is still held.
+A process is identified by its machine's boot id and its start time on that boot's clock, so neither a clock
+change nor a reused process id causes confusion.
 """
 
 import fcntl
@@ -21,16 +21,16 @@ from fedfrozen_app.files.disk import replace_file
 log = logging.getLogger(__name__)
 FILE = "lease.json"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-ENDED = "ZX"  # states of a process that is only in the table any more
-START_TIME = 19  # its place in /proc/PID/stat, counted after the command's name
+ENDED = "ZX"  # states of a process that has ended but is still in the table
+START_TIME = 19  # its index in /proc/PID/stat, after the command's name
 
 
 @dataclass(frozen=True)
 class Owner:
     host: str = ""
-    boot: str = ""  # "" where the system does not report it
+    boot: str = ""  # "" if the system does not report it
     pid: int = 0
-    began: int = 0  # clock ticks after boot; 0 where the system does not report it
+    began: int = 0  # clock ticks after boot; 0 if the system does not report it
 
     @classmethod
     def of(cls, pid: int) -> "Owner":
@@ -38,16 +38,16 @@ class Owner:
 
     @property
     def alive(self) -> bool:
-        """Whether its process is still there, as far as this machine can tell."""
+        """Whether its process still exists, as far as this machine can tell."""
         if not self.pid or self.host != socket.gethostname() or (self.boot and self.boot != _boot()):
             return False
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
-        except PermissionError:  # somebody else's, but there
+        except PermissionError:  # another user's, but it exists
             pass
-        return not self.began or self.began == _began(self.pid)  # 0: of one that has ended
+        return not self.began or self.began == _began(self.pid)  # 0: it has ended
 
     @property
     def is_me(self) -> bool:
@@ -55,14 +55,14 @@ class Owner:
 
 
 def holder(folder: Path) -> Owner | None:
-    """The process that writes into the folder now, or None."""
+    """The process that currently writes into the folder, or None."""
     owner = _recorded(folder)
     return owner if owner is not None and owner.alive else None
 
 
 def lost(folder: Path) -> Owner | None:
-    """The process that wrote into the folder and ended without releasing it: it was killed. None for one of
-    another machine or container, of which nothing is known here."""
+    """The process that wrote into the folder and ended without releasing it: it was killed. None for a
+    process of another machine or container, whose state is unknown here."""
     owner = _recorded(folder)
     here = owner is not None and owner.host == socket.gethostname() and owner.boot == _boot()
     return owner if here and owner is not None and not owner.alive else None
@@ -77,7 +77,7 @@ def _recorded(folder: Path) -> Owner | None:
 
 @contextmanager
 def held(folder: Path, patience: float = 0.0) -> Iterator[None]:
-    """No other process writes into the folder inside the block. Waits up to `patience` for one that ends."""
+    """Within the block no other process writes into the folder. Waits up to `patience` for another to end."""
     folder.mkdir(parents=True, exist_ok=True)
     deadline, logged = time.monotonic() + patience, False
     while True:
@@ -102,7 +102,7 @@ def held(folder: Path, patience: float = 0.0) -> Iterator[None]:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """For the moment between a look and a step: of two processes, one waits for the other."""
+    """A lock for a check and the action that follows it: a second process waits."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -119,8 +119,7 @@ def _boot() -> str:
 
 
 def _began(pid: int) -> int:
-    """0 where it is unknown, and of a process that has ended: its parent may never ask how, and then its
-    number stays taken."""
+    """The start time of a process; 0 if unknown, or if it has ended (a zombie keeps its process id)."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

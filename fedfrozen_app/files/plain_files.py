@@ -1,6 +1,7 @@
-"""A run folder holds plain files and folders.
+"""Checks that a run folder holds only plain files and folders.
 
-A link in one that somebody else made could lead a verb that reads or writes there to any file of its user.
+A link in another user's run folder could redirect a verb that reads or writes there to any file of its
+caller.
 """
 
 import os
@@ -13,7 +14,7 @@ from fedfrozen_app.files.kinds import kind_of, runs_below
 
 
 def check_plain(folder: Path) -> None:
-    """Refuse a run, a sweep, or a folder with runs, in which a link or a special file lies."""
+    """Refuse a run, a sweep, or a folder with runs, that contains a link or a special file."""
     folder = folder.resolve()
     for place in (folder,) if kind_of(folder) else runs_below(folder):
         for path, what in _special(place):
@@ -25,7 +26,8 @@ def check_plain(folder: Path) -> None:
 
 
 def check_no_links(folder: Path) -> None:
-    """Refuse a folder for a run or a sweep in which a link or a special file lies: every verb would."""
+    """Refuse a folder for a run or a sweep that contains a link or a special file: every verb would refuse
+    it."""
     for path, what in _special(folder):
         raise UserError(
             f"{printable(path)} is {what}, and a run folder holds plain files: give another output_dir."
@@ -33,8 +35,8 @@ def check_no_links(folder: Path) -> None:
 
 
 def _special(folder: Path | str) -> Iterator[tuple[str, str]]:
-    """Paths that are neither files nor folders, and what they are. An unreadable folder is passed over: the
-    verb that needs what is in it says so."""
+    """Paths that are neither files nor folders, and what they are. Skips unreadable folders: the verb that
+    needs their content reports them."""
     try:
         with os.scandir(folder) as entries:
             found = list(entries)

@@ -1,6 +1,6 @@
-"""`flower/presence.json`: how a deployed run sees its sites now, for those who watch it from outside.
+"""`flower/presence.json`: the state of a deployed run's sites, for other processes.
 
-The run's process writes it while it waits. What it says is as old as its `time`.
+The run's process writes it while it waits; `time` is the time of writing.
 """
 
 import json
@@ -20,22 +20,22 @@ STATES = ("there", "busy", "late", "asleep", "waiting", "refused", "mute", "sile
 class SiteState:
     name: str
     state: str
-    since: str  # when it came into this state
-    last: str = ""  # what it last did: "answered round 3"
-    sentence: str = ""  # why, where there is more to say
+    since: str  # when it entered this state
+    last: str = ""  # its last action: "answered round 3"
+    sentence: str = ""  # more details, if any
 
 
 @dataclass(frozen=True)
 class Presence:
     time: str
-    round: int = 0  # the last that was begun
-    proposal: str = ""  # hash, as `site approve` takes it
+    round: int = 0  # the last one started
+    proposal: str = ""  # hash, for `site approve`
     version: str = ""  # of the server
     sites: Sequence[SiteState] = field(default_factory=tuple)
 
 
 def write_presence(folder: Path, found: Presence) -> None:
-    """Without waiting for the disk: the next one follows within seconds."""
+    """Write without syncing: the next one follows within seconds."""
     path = folder / FILE
     part = path.with_suffix(".part")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def write_presence(folder: Path, found: Presence) -> None:
 
 
 def read_presence(folder: Path) -> Presence | None:
-    """None where the run has written none, or no whole one."""
+    """Read it; None if missing or damaged."""
     try:
         found = json.loads((folder / FILE).read_text("utf-8"))
         sites = tuple(SiteState(**{key: str(value) for key, value in one.items()}) for one in found["sites"])

@@ -1,4 +1,4 @@
-"""Distinguishes folders that may not be read from those that hold nothing."""
+"""Distinguishes unreadable folders from empty ones."""
 
 import logging
 import os
@@ -10,11 +10,11 @@ log = logging.getLogger(__name__)
 
 
 def unreadable(folder: Path) -> str:
-    """Why what is in the folder cannot be read; "" where it can, or where there is no such folder."""
+    """Why the folder's content cannot be read; "" if it can, or if there is no such folder."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                entry.stat(follow_symlinks=False)  # which needs more than the names does
+                entry.stat(follow_symlinks=False)  # needs more permissions than listing names
                 break
     except (FileNotFoundError, NotADirectoryError):
         return ""
@@ -33,7 +33,7 @@ def unreadable_text(folder: Path, why: str) -> str:
 
 
 def folders_with(folder: Path, names: tuple[str, ...]) -> tuple[list[Path], list[OSError]]:
-    """The folders below that hold a file of one of these names, and what could not be read."""
+    """The folders below that hold a file with one of these names, and the errors of unreadable ones."""
     hidden: list[OSError] = []
     found = [
         Path(place)

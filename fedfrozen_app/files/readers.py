@@ -1,4 +1,4 @@
-"""One reader for each kind of file of a run: what it returns is what was written, or it raises one sentence.
+"""One reader for each kind of file of a run: it returns what was written, or raises a one-sentence error.
 
 Every file is checked against the folder's manifest: its size first, then its digest, because a flipped bit
 keeps the size and may keep the time. A folder of an older version has no manifest: its files are read
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and listing runs does not ne
 
 TRIES = 4  # while another process replaces the file
 
-# What still can be done when a file is damaged or missing. RUN stands for the folder.
+# What can be done if a file is damaged or missing. RUN stands for the folder.
 REPAIR = "fedfrozen verify RUN --repair"
 REMEDIES = {
     "summary.json": f"{REPAIR} rebuilds it from the rounds' rows",
@@ -41,7 +41,7 @@ OTHERWISE = f"{REPAIR} sets it aside or rebuilds it; the other files can still b
 
 
 class Damaged(UserError):
-    """A file is not as it was written, or is gone."""
+    """A file is damaged or missing."""
 
     def __init__(self, path: Path, why: str) -> None:
         self.path, self.why, self.is_missing = path, why, why == MISSING
@@ -56,11 +56,11 @@ MISSING = "missing"
 @dataclass(frozen=True)
 class Checked:
     content: bytes
-    recorded: bool  # whether the manifest knew it
+    recorded: bool  # whether the manifest records it
 
 
 def read_checked(path: Path) -> Checked | None:
-    """The content of a file of a run or a sweep, as it was written; None if none was. Raises `Damaged`."""
+    """The checked content of a file of a run or a sweep; None if none was written. Raises `Damaged`."""
     for last in (*[False] * (TRIES - 1), True):
         known, stamp = known_files(path.parent), manifest_stamp(path.parent)
         try:
@@ -79,7 +79,7 @@ def read_checked(path: Path) -> Checked | None:
 
 
 def check_file(path: Path) -> bool:
-    """The same for a file of arrays, which is not read into memory: whether the manifest knew it."""
+    """`read_checked` for an array file without reading it into memory: whether the manifest records it."""
     for last in (*[False] * (TRIES - 1), True):
         known, stamp = known_files(path.parent), manifest_stamp(path.parent)
         entries = [] if known is None else known.may_be(path.name)
@@ -92,7 +92,7 @@ def check_file(path: Path) -> bool:
 
 
 def check_form(path: Path) -> None:
-    """All that can be said of a file of which nothing is recorded: whether it is of its kind."""
+    """Check the format of an unrecorded file, as nothing else can be checked."""
     try:
         if path.suffix == ".json":
             as_object(path, path.read_bytes())
@@ -105,7 +105,7 @@ def check_form(path: Path) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """A file with one JSON object; None where there is no such file."""
+    """Read a file with one JSON object; None if there is no such file."""
     found = read_checked(path)
     if found is None:
         return None
@@ -123,7 +123,7 @@ def as_object(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def read_arrays(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
-    """A file of arrays with its header; it must be there."""
+    """Read an array file with its header; it must exist."""
     from safetensors.torch import load_file
 
     if not path.is_file() and not _is_recorded(path):
@@ -136,7 +136,7 @@ def read_arrays(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
 
 
 def known_files(folder: Path) -> Manifest | None:
-    """The folder's manifest, which must be whole; None where it has none."""
+    """The folder's manifest, which must be intact; None if it has none."""
     path = folder / manifest.FILE
     try:
         found = manifest.read(folder)
@@ -148,7 +148,7 @@ def known_files(folder: Path) -> Manifest | None:
 
 
 def difference(known: Manifest | None, name: str, content: bytes | None) -> str | None:
-    """How the content differs from what was recorded; None where it does not, or nothing was recorded."""
+    """How the content differs from its record; None if it does not, or nothing is recorded."""
     entries = [] if known is None else known.may_be(name)
     if not any(entries) or (content is None and None in entries):
         return None
@@ -188,7 +188,7 @@ def _is_recorded(path: Path) -> bool:
 
 
 def manifest_stamp(folder: Path) -> tuple[int, int]:
-    """Changes with every line that is added."""
+    """A stamp that changes with every added line."""
     try:
         state = (folder / manifest.FILE).stat()
     except OSError:
@@ -197,7 +197,7 @@ def manifest_stamp(folder: Path) -> tuple[int, int]:
 
 
 def changed_by_size(folder: Path, known: Manifest) -> list[str]:
-    """The cheap look: files that are gone, or whose size is not that of their record."""
+    """The quick check: files that are missing, or whose size differs from their record."""
     found = []
     for name in known.files:
         sizes = {None if entry is None else entry.size for entry in known.may_be(name)}

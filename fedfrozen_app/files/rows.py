@@ -1,4 +1,4 @@
-"""The rows of a run, as metrics.jsonl holds them."""
+"""The rows of a run in metrics.jsonl."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ from fedfrozen_app.files.readers import TRIES, Damaged, known_files, manifest_st
 logger = logging.getLogger(__name__)
 Row = dict[str, Any]
 FILE = "metrics.jsonl"
-# What a row's value is, where there is one: everything that is later added, indexed or gone through.
+# The types of a row's values, if present: everything that is later summed, indexed or iterated.
 NUMBERS = (
     *("bytes_up", "bytes_down", "bytes_down_cold", "clients_ok", "clients_failed", "trained_params"),
     *("epsilon_max", "delta"),
@@ -26,16 +26,16 @@ NUMBERS = (
 OBJECTS = ("seconds", "by_client", "epsilon", "drift", "bytes_up_by_role", "bytes_down_by_role")
 LISTS = ("clients", "failures")
 
-# The metrics that rounds are compared by: of several in a row the first counts. A row names any other.
+# The metrics that rounds are compared by: the first one in a row counts. Rows name any other explicitly.
 HEADLINES = ("f1", "accuracy", "c_index", "r2")
 TITLES = {"c_index": "C-index", "r2": "R²", "mae": "mean absolute error", "brier": "Brier score"}
 
-STABLE_ROUNDS = 20  # evaluated rounds below which a run is still learning: its last ten show no stability
+STABLE_ROUNDS = 20  # evaluated rounds; a shorter run is still learning, so its last ten show no stability
 
 
 def first_rounds(rows: Iterable[Row]) -> dict[str, int]:
-    """By client: the first round that asked it to train. With pacing a reply may count in a later round, and
-    the row of the earlier one says who was asked."""
+    """The first round in which each client was asked to train. With pacing a reply may count in a later
+    round; the row of the earlier round lists the requests."""
     found: dict[str, int] = {}
     for row in rows:
         asked = row.get("virtual_asked") or row.get("pacing", {}).get("asked", ())
@@ -46,9 +46,9 @@ def first_rounds(rows: Iterable[Row]) -> dict[str, int]:
 
 @dataclass
 class ReadRows:
-    rows: list[Row] = field(default_factory=list)  # those that are whole
-    damage: str = ""  # "" where all of them are
-    cut_short: bool = False  # the last line was not finished, by a kill
+    rows: list[Row] = field(default_factory=list)  # the intact ones
+    damage: str = ""  # "" if all are intact
+    cut_short: bool = False  # the last line was truncated by a kill
 
 
 def is_long(rows: Sequence[Row], metric: str) -> bool:
@@ -67,7 +67,7 @@ def read_rows(run_dir: Path) -> list[Row]:
 
 
 def whole_rows(run_dir: Path) -> ReadRows:
-    """The rows that are as they were written, and what is wrong with the others."""
+    """The intact rows, and what is wrong with the others."""
     for _ in range(TRIES):
         stamp = manifest_stamp(run_dir)
         found = _whole_rows(run_dir)
@@ -88,7 +88,7 @@ def _whole_rows(run_dir: Path) -> ReadRows:
     except OSError as error:
         raise Damaged(path, f"it cannot be read: {error.strerror}") from error
     *lines, rest = content.split(b"\n")
-    if rest and _row(rest) is not None:  # whole but for its end: others write no last line break
+    if rest and _row(rest) is not None:  # complete except for the line break, which other tools omit
         lines, rest = [*lines, rest], b""
     digests = [manifest.row_digest(line) for line in lines]
     if recorded and not any(_fits(digests, known, more=not ended) for known in recorded):
@@ -105,8 +105,8 @@ def _whole_rows(run_dir: Path) -> ReadRows:
 
 
 def _recorded(run_dir: Path) -> tuple[list[list[str]], bool]:
-    """What the manifest records of the rows: what they are, or what they were before its last line; and
-    whether the run has ended."""
+    """The manifest's records of the rows: the current ones, or those before its last line; and whether the
+    run has ended."""
     known = known_files(run_dir)
     if known is None or known.rows is None:
         return [], False
@@ -116,7 +116,7 @@ def _recorded(run_dir: Path) -> tuple[list[list[str]], bool]:
 
 
 def _fits(digests: Sequence[str], known: Sequence[str], *, more: bool) -> bool:
-    """As recorded; with `more`, a last row may have been added just before a kill."""
+    """Whether rows match the record; with `more`, a last row may have been added just before a kill."""
     return list(digests[: len(known)]) == list(known) and len(digests) <= len(known) + more
 
 
@@ -142,7 +142,7 @@ def _row(line: bytes) -> Row | None:
 
 
 def _problem(row: Row) -> str:
-    """What is wrong with a row, "" where nothing is."""
+    """What is wrong with a row; "" if nothing is."""
     if not isinstance(row.get("round"), int):
         return "has no round: it must be a row of metrics"
     for keys, kind, word in ((OBJECTS, dict, "object"), (LISTS, list, "list")):
@@ -159,7 +159,7 @@ def _problem(row: Row) -> str:
 
 
 def unrecorded_digests(run_dir: Path) -> list[str] | None:
-    """Of the lines as they are now, if all of them are rows: for a manifest that does not know them."""
+    """The digests of the current lines, if all are rows, for a manifest that lacks them."""
     *lines, rest = (run_dir / FILE).read_bytes().split(b"\n")
     rows = [_row(line) for line in lines]
     if rest or not all(row is not None and not _problem(row) for row in rows):
@@ -168,12 +168,13 @@ def unrecorded_digests(run_dir: Path) -> list[str] | None:
 
 
 def last_row(run_dir: Path) -> Row | None:
-    """Whatever is recorded; None where its line is not JSON. Raises `OSError`."""
+    """The last row, regardless of the manifest; None if its line is not JSON. Raises `OSError`."""
     return _row((run_dir / FILE).read_bytes().rstrip(b"\n").rpartition(b"\n")[2])
 
 
 def rows_to_keep(run_dir: Path, *, replaced: bool) -> list[Row]:
-    """For a run that continues: the rows that are whole. A damaged file that is replaced is kept as well."""
+    """The intact rows, for a run that continues. With `replaced`, a damaged file is kept under another
+    name."""
     found = whole_rows(run_dir)
     if found.damage:
         logger.warning("%s is damaged (%s): the rows that are whole are kept.", run_dir / FILE, found.damage)
@@ -183,7 +184,7 @@ def rows_to_keep(run_dir: Path, *, replaced: bool) -> list[Row]:
 
 
 def append_row(path: Path, row: Row) -> None:
-    """Add a row, whole or not at all, and record it in the folder's manifest."""
+    """Append a row, completely or not at all, and record it in the folder's manifest."""
     line = json.dumps(row)
     append(path, line, sync=False)
     manifest.note_row(path.parent, line)
@@ -197,14 +198,14 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 
 def cold_bytes_down(row: Row) -> int:
-    """Bytes sent to clients as if none had held anything when the run began: the same for a run that is
-    repeated. Only real sites hold something, so only their runs record it."""
+    """Bytes down as if no client had held any arrays at the start, so that repeated runs agree. Only real
+    sites hold arrays from earlier runs, so only their runs record it."""
     return row.get("bytes_down_cold", row.get("bytes_down")) or 0
 
 
 def metric_name(rows: Sequence[Row]) -> str:
-    """The metric that a run's rounds are compared by, the larger the better: what its rows name as `metric`,
-    or else the first of these that was measured."""
+    """The metric that a run's rounds are compared by (larger is better): the one its rows name as `metric`,
+    else the first of the known ones that was measured."""
     named = next((row["metric"] for row in rows if isinstance(row.get("metric"), str)), None)
     measured = (
         name for name in HEADLINES if any(f"{part}_{name}" in row for row in rows for part in ("test", "val"))
@@ -213,12 +214,12 @@ def metric_name(rows: Sequence[Row]) -> str:
 
 
 def metric_title(metric: str) -> str:
-    """As tables write it."""
+    """The metric's name in tables."""
     return TITLES.get(metric, metric)
 
 
 def capitalised(metric: str) -> str:
-    """As charts begin with it."""
+    """The metric's name at the start of a chart's title."""
     return TITLES.get(metric) or metric.capitalize()
 
 

@@ -1,6 +1,6 @@
-"""Records that show whether they were damaged: each holds the digest of itself and of the files beside it.
+"""Records with checksums: each holds the digest of itself and of the files next to it.
 
-A flipped bit in an array is still an array: without this a run would silently continue from it.
+An array with a flipped bit is still valid: without checksums a run would silently continue from it.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ SEAL, FILES = "sha256", "files"
 
 
 def sealed(record: Mapping[str, Any], *files: Path) -> str:
-    """The record as JSON, with its own digest and those of the files that lie beside it."""
+    """The record as JSON, with its own digest and those of the files next to it."""
     content = {**record, FILES: {path.name: _file_digest(path) for path in files}} if files else dict(record)
     return json.dumps({**content, SEAL: _digest(content)})
 
@@ -41,7 +41,7 @@ def unsealed(path: Path, *, alone: bool = False) -> dict[str, Any]:
 
 
 def opened(record: dict[str, Any], name: str) -> dict[str, Any]:
-    """The record, as it was read from the file `name`, without its own digest, which must be right."""
+    """The record read from the file `name`, without its own digest, which is checked."""
     content = {key: value for key, value in record.items() if key != SEAL}
     if record[SEAL] != _digest(content):
         raise ValueError(f"{name} is not as it was written")
@@ -56,7 +56,7 @@ def reason(error: Exception) -> str:
 
 
 def save_arrays(arrays: "Mapping[str, Tensor]", path: Path, metadata: Mapping[str, str]) -> None:
-    """A file of arrays whose header has the digest of itself and of the arrays."""
+    """Write an array file whose header has the digest of itself and of the arrays."""
     from safetensors.torch import save_file
 
     plain = {name: value.detach().cpu().contiguous() for name, value in arrays.items()}
@@ -88,7 +88,7 @@ def _arrays_digest(arrays: "Mapping[str, ndarray]", metadata: Mapping[str, str])
 
 
 def _digest(record: Mapping[str, Any]) -> str:
-    # What was read back has the same text: JSON keeps order and numbers.
+    # Reading back gives the same text: JSON preserves order and numbers.
     return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 
 

@@ -1,6 +1,6 @@
-"""`status.json`: the state of a run, for other processes that read its folder.
+"""`status.json`: the state of a run, for other processes.
 
-A launcher runs the members of a sweep in processes of its own, so what became of them is read from here.
+A launcher runs the members of a sweep in other processes, so their outcomes are read from here.
 """
 
 import hashlib
@@ -42,8 +42,8 @@ class Status:
     overrides: list[str] = field(default_factory=list)
     state: str = "running"  # running | complete | failed | interrupted
     reason: str = ""  # why it is not complete
-    bad_input: bool = False  # the reason is something that the person at the keyboard can mend
-    sweep: str = ""  # the latest sweep that asked for this run
+    bad_input: bool = False  # the user can fix the reason
+    sweep: str = ""  # the latest sweep that requested this run
     kept: bool = False  # that sweep found it complete
     host: str = ""
     boot: str = ""
@@ -51,11 +51,11 @@ class Status:
     began: int = 0
     started: str = ""
     ended: str = ""
-    flower_run: int = 0  # Flower's number of it, where it was handed in to a SuperLink
+    flower_run: int = 0  # Flower's run id, if submitted to a SuperLink
 
     @property
     def alive(self) -> bool:
-        """Whether its process is still there, as far as this machine can tell."""
+        """Whether its process still exists, as far as this machine can tell."""
         return self.state == "running" and Owner(self.host, self.boot, self.pid, self.began).alive
 
 
@@ -63,7 +63,7 @@ USUAL = asdict(Status())
 
 
 def digest_of(resolved_config: Mapping[str, Any]) -> str:
-    """The same for the same resolved configuration, whatever the run is called, wherever its results go."""
+    """A digest of the resolved configuration, independent of the run's name and output folder."""
     settings = {
         key: value
         for key, value in resolved_config.items()
@@ -73,7 +73,7 @@ def digest_of(resolved_config: Mapping[str, Any]) -> str:
 
 
 def read(folder: Path) -> Status | None:
-    """None where no run ever began, or where its file is damaged (see `damage`)."""
+    """Read the status; None if no run ever started, or the file is damaged (see `damage`)."""
     try:
         return _read(folder)
     except DAMAGED:
@@ -81,7 +81,7 @@ def read(folder: Path) -> Status | None:
 
 
 def damage(folder: Path) -> Damaged | None:
-    """What is wrong with the file; None where nothing is, or where there is none."""
+    """What is wrong with the file; None if it is intact or missing."""
     try:
         _read(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -111,19 +111,19 @@ def _read(folder: Path) -> Status:
 def new_status(
     resolved_config: Mapping[str, Any], overrides: list[str], sweep: str = "", owner: Owner | None = None
 ) -> Status:
-    """Of a run that this process is about to start."""
+    """The status of a run that this process is about to start."""
     me = owner or Owner.of(os.getpid())
     return Status(digest_of(resolved_config), overrides, sweep=sweep, started=now(), **asdict(me))
 
 
 def create(folder: Path, status: Status) -> bool:
-    """Whether the folder was free: the process that creates the file first has it."""
+    """Create the status file. Returns whether the folder was free: the first process gets it."""
     folder.mkdir(parents=True, exist_ok=True)
     part = folder / f".{FILE}.{os.getpid()}.part"
     try:
         part.write_text(_text(status), encoding="utf-8")
         disk.flush(part)
-        os.link(part, folder / FILE)  # a whole file at once; fails where there is one
+        os.link(part, folder / FILE)  # atomic; fails if the file exists
     except FileExistsError:
         return False
     finally:
@@ -148,7 +148,7 @@ def now() -> str:
 def recorded(
     folder: Path, resolved_config: Mapping[str, Any], overrides: list[str], sweep: str = ""
 ) -> Iterator[None]:
-    """Keep `status.json` true while the block runs, however it ends."""
+    """Keep `status.json` up to date while the block runs and however it ends."""
     new = new_status(resolved_config, overrides, sweep)
     with sentence_if_full(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -166,7 +166,8 @@ def recorded(
 
 @contextmanager
 def sentence_if_full(folder: Path) -> Iterator[None]:
-    """A disk without room for a run's first words: one sentence, and the same command begins it again."""
+    """Turn a full disk at the start of a run into a one-sentence error; repeating the command starts it
+    again."""
     try:
         yield
     except OSError as error:
@@ -179,7 +180,7 @@ def sentence_if_full(folder: Path) -> Iterator[None]:
 
 
 def check_unowned(folder: Path) -> None:
-    """A run has one owner: raises where another process works on the one in this folder."""
+    """A run has one owner: raises if another process works on the run in this folder."""
     before, writer = read(folder), holder(folder)
     busy = before.pid if before is not None and before.alive else writer.pid if writer is not None else 0
     if busy and busy != os.getpid():
@@ -213,11 +214,11 @@ def _conclude(folder: Path, started: str, state: str, reason: str, bad_input: bo
     try:
         with alone(folder):
             status = read(folder)
-            if status is not None and status.started == started:  # not one that somebody has resumed since
+            if status is not None and status.started == started:  # not if it has been resumed since
                 ended = not_before(now(), started)
                 new = replace(status, state=state, reason=reason, bad_input=bad_input, ended=ended)
                 _write_last(folder, new)
-    except OSError as error:  # a run says how it ended in the terminal too
+    except OSError as error:  # the terminal shows the outcome too
         log.warning(
             "%s could not be written (%s): it still says that the run is going.",
             *(folder / FILE, error.strerror or error),
@@ -225,7 +226,7 @@ def _conclude(folder: Path, started: str, state: str, reason: str, bad_input: bo
 
 
 def _write_last(folder: Path, status: Status) -> None:
-    """The last words of a run: on a full disk they take the room that was reserved for them."""
+    """Write the final status; on a full disk, into the reserved space."""
     try:
         write(folder, status)
     except OSError as error:
@@ -243,22 +244,23 @@ def not_before(moment: str, earliest: str) -> str:
 
 
 def settle(folder: Path, state: str) -> None:
-    """For a run whose own process was given no time to say how it ended."""
+    """Set the final state of a run whose process could not write it."""
     found = read(folder)
     if found is not None and found.state == "running":
         _conclude(folder, found.started, "complete" if _has_completed(folder) else state, "", False)
 
 
 def handed_in(folder: Path, flower_run: int) -> None:
-    """Record Flower's number of the run."""
+    """Record Flower's id of the run."""
     with alone(folder):
         if (status := read(folder)) is not None:
             write(folder, replace(status, flower_run=flower_run))
 
 
 def taken_over(folder: Path, flower_run: int, patience: float) -> bool:
-    """For the process that Flower started: whether the run in the folder is its own, and so recorded."""
-    deadline = time.monotonic() + patience  # the command that handed it in may not have noted that yet
+    """For the process that Flower started: whether the run in the folder is its own, and record it as
+    owner."""
+    deadline = time.monotonic() + patience  # the submitting command may not have recorded it yet
     while (found := read(folder)) is None or found.flower_run != flower_run:
         if time.monotonic() > deadline:
             return False
@@ -270,10 +272,10 @@ def taken_over(folder: Path, flower_run: int, patience: float) -> bool:
 
 def _state_of(error: BaseException) -> tuple[str, str, bool]:
     """State, reason, and whether it is bad input."""
-    if isinstance(error, KeyboardInterrupt | SystemExit):  # Flower exits from a run that was stopped
+    if isinstance(error, KeyboardInterrupt | SystemExit):  # Flower exits when a run is stopped
         return "interrupted", "", False
     reason = " ".join(str(error).split())
-    if len(reason) > LONGEST:  # a sentence, and a log after it, which lies in its own file
+    if len(reason) > LONGEST:  # a sentence followed by a log, which is in its own file
         reason = " ".join(str(error).strip().splitlines()[0].split())
     if not isinstance(error, UserError):
         reason = f"{type(error).__name__}: {reason}".rstrip(": ")
@@ -283,7 +285,7 @@ def _state_of(error: BaseException) -> tuple[str, str, bool]:
 
 
 def _has_completed(folder: Path) -> bool:
-    """Its summary is of this run: a run removes an older one when it begins."""
+    """Whether there is a summary: it belongs to this run, since a run removes an older one at its start."""
     try:
         found = read_object(folder / "summary.json") or {}
     except UserError:

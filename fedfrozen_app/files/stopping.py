@@ -1,7 +1,7 @@
-"""`stop.request`: asks the process that Flower runs elsewhere on this machine to end by itself.
+"""`stop.request`: asks the process that Flower started on this machine to end by itself.
 
-Flower's own way to stop a run gives that process no time to write, and its nodes none to take in an order
-that is on its way.
+Flower's own stop gives that process no time to write its results, and its nodes no time to receive pending
+requests.
 """
 
 from pathlib import Path

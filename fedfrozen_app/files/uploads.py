@@ -1,7 +1,7 @@
-"""What clients sent, kept for audits in `uploads/ROUND/`.
+"""Clients' uploads, kept for audits in `uploads/ROUND/`.
 
 base.safetensors     the model that the clients were sent
-CLIENT.safetensors   the model that this client made of it
+CLIENT.safetensors   the model after this client's training
 digests.json         which clients are here, and the digests of the files
 """
 
@@ -24,7 +24,7 @@ BASE, INDEX = "base.safetensors", "digests.json"
 def write_upload(
     folder: Path, client: str, base: "Mapping[str, Tensor]", sent: "Mapping[str, Tensor]"
 ) -> None:
-    """Into the folder of a round, in which other clients' may be."""
+    """Write into the folder of a round, which may have other clients' uploads."""
     folder.mkdir(parents=True, exist_ok=True)
     replace_tensors(base, folder / BASE)
     replace_tensors(sent, folder / f"{client}.safetensors")
@@ -35,7 +35,7 @@ def write_upload(
 
 
 def read_upload(folder: Path, client: str) -> "tuple[dict[str, Tensor], dict[str, Tensor]] | None":
-    """The round's model and this client's; None where the client's was not kept. Raises `UserError`."""
+    """The round's model and this client's; None if the client's was not kept. Raises `UserError`."""
     from safetensors.torch import load_file
 
     path = folder / f"{client}.safetensors"

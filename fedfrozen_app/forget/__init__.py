@@ -1,1 +1,1 @@
-"""A client leaves a finished run: the run goes back to before its first round, and on without it."""
+"""Forget a client of a finished run: restart before its first round and continue without it."""

@@ -1,4 +1,4 @@
-"""What `fedfrozen site leave` wrote, checked against the run that it names."""
+"""The request that `fedfrozen site leave` wrote, checked against the run that it names."""
 
 import hashlib
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Asked:
 
     @property
     def record(self) -> dict[str, str]:
-        """For the statement."""
+        """The request's entry in the statement."""
         own = {key: str(value) for key, value in self.request.plain.items() if key != "format"}
         return own | {"sha256": self.sha256}
 

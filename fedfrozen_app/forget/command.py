@@ -1,4 +1,4 @@
-"""`fedfrozen forget RUN --client NAME`: run the rounds since a client's first one again, without it."""
+"""`fedfrozen forget RUN --client NAME`: rerun all rounds since a client's first one without it."""
 
 import shlex
 from pathlib import Path
@@ -45,7 +45,7 @@ def forget(arguments: list[str]) -> None:
 
 
 def without_client(rollback: Rollback, folder: Path, *, trusted: bool) -> ComposedConfig:
-    """The configuration of the run without the client, in a folder of its own."""
+    """The configuration of the run without the client, with its own output folder."""
     run, had = rollback.run, dict(rollback.summary["config"])
     words = shlex.split(rollback.summary["command"])[1:]
     extra = [
@@ -53,7 +53,7 @@ def without_client(rollback: Rollback, folder: Path, *, trusted: bool) -> Compos
         f"exclude_clients=[{','.join(quoted_name(name) for name in rollback.excluded)}]",
         quoted("output_dir", str(folder)),
         "overwrite=false",
-        "run_id=null",  # a new one: what sites approved, counted and kept is the old run's
+        "run_id=null",  # a new id: approvals, budgets and state at the sites belong to the old run
         *enough_sites(rollback),
     ]
     composed = stored_config(run, words, had, extra, trusted=trusted, trains=True)
@@ -61,7 +61,8 @@ def without_client(rollback: Rollback, folder: Path, *, trusted: bool) -> Compos
 
 
 def enough_sites(rollback: Rollback) -> list[str]:
-    """A run that waits for all its sites would wait for the one that left, too."""
+    """Overrides for the number of sites: a run that waits for all sites must not wait for the one that
+    left."""
     config = rollback.summary["config"]
     if config["runtime"]["name"] != "deployed":
         return []
@@ -80,7 +81,8 @@ def quoted_name(name: str) -> str:
 
 
 def is_done(folder: Path, composed: ComposedConfig) -> bool:
-    """Whether an earlier call of the same command ran to its end, and only the statement is left."""
+    """Whether an earlier call of the same command completed the run, so that only the statement is
+    missing."""
     known = status.read(folder)
     return (
         known is not None
@@ -90,7 +92,7 @@ def is_done(folder: Path, composed: ComposedConfig) -> bool:
 
 
 def run_again(composed: ComposedConfig, folder: Path) -> None:
-    """From the checkpoint; or, where an earlier call was interrupted, from that one's newest checkpoint."""
+    """Run from the checkpoint, or from the newest checkpoint of an interrupted earlier call."""
     known = status.read(folder)
     same = known is not None and known.digest == status.digest_of(composed.resolved)
     start: Checkpoint | None
@@ -98,7 +100,7 @@ def run_again(composed: ComposedConfig, folder: Path) -> None:
         start, composed = checkpoint.newest(folder), composed.continuing()
     else:
         check_writable(folder)
-        check_free(folder, overwrite=same)  # killed before its first checkpoint: there is nothing to lose
+        check_free(folder, overwrite=same)  # killed before its first checkpoint: nothing is lost
         start = fork_start(composed.config)
     with status.recorded(folder, composed.resolved, composed.overrides):
         execute(Job(composed, folder, start))

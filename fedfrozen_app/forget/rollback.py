@@ -1,4 +1,4 @@
-"""Where a run must restart so that its model holds nothing of a client, or why it cannot."""
+"""Determines where a run must restart so that its model contains nothing of a client, or why it cannot."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,23 +29,23 @@ class Rollback:
 
     @property
     def again(self) -> list[Row]:
-        """The rounds that are run again."""
+        """The rounds to rerun."""
         return [row for row in self.rows if row["round"] > self.start_round]
 
     @property
     def excluded(self) -> list[str]:
-        """This client, and those that the run left out before."""
+        """This client, and the clients that the run already excluded."""
         before = self.summary["config"].get("exclude_clients") or []
         return sorted({*map(str, before if isinstance(before, list) else [before]), self.client})
 
     @property
     def left(self) -> set[str]:
-        """The clients that remain: registered sites, and all who took part."""
+        """The remaining clients: registered sites, and all clients that took part."""
         sites = read_object(sites_file(self.run)) or {}
         return {*map(str, sites.values()), *first_rounds(self.rows)} - {*self.excluded}
 
     def cost(self) -> str:
-        """What running the rounds again will take, by what they took."""
+        """The estimated cost of rerunning the rounds, from what they took."""
         rows = self.again
         seconds = sum(row.get("seconds", {}).get("total", 0.0) for row in rows)
         up, down = (sum(row.get(key, 0) for row in rows) / 1e6 for key in ("bytes_up", "bytes_down"))
@@ -58,7 +58,7 @@ class Rollback:
 
 
 def plan_rollback(run: Path, name: str, *, from_start: bool = False) -> Rollback:
-    """`UserError` with one sentence where the run cannot go on as if the client had never been there."""
+    """`UserError` if the run cannot continue as if the client had never taken part."""
     summary = finished(run)
     config, rows = summary["config"], read_rows(run)
     client = client_called(name, run, rows)
@@ -77,7 +77,7 @@ def plan_rollback(run: Path, name: str, *, from_start: bool = False) -> Rollback
 
 
 def client_called(name: str, run: Path, rows: list[Row]) -> str:
-    """The client's own name: people may give the name of its group, such as a hospital of a column."""
+    """The client's name in the run: `name` may be that of its group, such as a hospital in a column."""
     groups = read_object(run / "clients.json") or {}
     shown = {str(about.get("name")): number for number, about in groups.items() if isinstance(about, dict)}
     sites = read_object(sites_file(run)) or {}
@@ -106,7 +106,7 @@ def check_allowed(run: Path, config: Mapping[str, Any], client: str, rows: list[
 
 
 def check_own_parts(run: Path, config: Mapping[str, Any], client: str) -> None:
-    """What clients keep must go back as well."""
+    """`UserError` if clients keep state that cannot be rolled back."""
     state = checkpoint.newest_state(run) or {}
     if config["runtime"]["name"] not in ("inprocess", "ray") and (state.get("hooks") or {}).get("private"):
         raise UserError(
@@ -116,7 +116,7 @@ def check_own_parts(run: Path, config: Mapping[str, Any], client: str) -> None:
 
 
 def bound(config: Mapping[str, Any], rows: list[Row]) -> str:
-    """What differential privacy says of a client that has left, without running anything again."""
+    """The bound of differential privacy on a forgotten client's influence, without rerunning rounds."""
     spent = max((row.get("epsilon_max", 0.0) for row in rows), default=0.0)
     delta = max((row.get("delta", 0.0) for row in rows), default=0.0)
     unit = config["privacy"]["unit"]
@@ -138,7 +138,7 @@ def _start(run: Path, config: Mapping[str, Any], first: int) -> Path | None:
     if fork is not None and Path(fork).is_dir():
         return Path(fork)
     if fork is None and first == 1:
-        return None  # the initial model, which the seed and the settings make
+        return None  # the initial model, which seed and settings determine
     raise UserError(
         f"{source} keeps no checkpoint before round {first}, the client's first (checkpoint.rollback=true "
         "keeps them): add --from-start to run all rounds again without it."

@@ -1,4 +1,4 @@
-"""What was done to forget a client, for its own records: forget.json, signed where a key is given."""
+"""The statement of what was done to forget a client: forget.json, signed if a key is given."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ FORMAT = 1
 def write_statement(
     rollback: Rollback, folder: Path, config: Config, key: Private | None, asked: Asked | None = None
 ) -> dict[str, Any]:
-    """Of the run in `folder`, which is finished; `asked`: the site's own request, if it made one."""
+    """Write the statement for the finished run in `folder`; `asked`: the site's request, if there is one."""
     summary, rows = finished(folder), read_rows(folder)
     again = [row for row in rows if row["round"] > rollback.start_round]
     if trained := first_rounds(rows).keys() & set(rollback.excluded):
@@ -59,7 +59,7 @@ def write_statement(
 
 
 def shared_statistics(config: Config) -> list[str]:
-    """What a simulation works out from the rows of all its clients, this one's among them."""
+    """Statistics that a simulation computes from all clients' rows, including this client's."""
     dataset = config.dataset
     if config.runtime.name == "deployed":
         return []
@@ -71,7 +71,7 @@ def shared_statistics(config: Config) -> list[str]:
 
 
 def still_holding(rollback: Rollback) -> list[str]:
-    """Files of the run that were made with the client: delete them to forget it."""
+    """Files of the run that depend on the client and must be deleted to forget it."""
     run, first = rollback.run, rollback.first
     found = [run / name for name in ("model.safetensors", "report.html", "metrics.jsonl")]
     best = run / "best.safetensors"

@@ -1,1 +1,1 @@
-"""What a client does with each kind of message: train, masking, census. Sites put their policy before it."""
+"""A client's handlers for each kind of message: train, masking, census. Sites check their policy first."""

@@ -1,4 +1,4 @@
-"""What a client counts of its rows, for a census."""
+"""A client's answer to a census."""
 
 from flwr.app import Context, Message
 
@@ -9,7 +9,7 @@ from fedfrozen_app.local.worker_for import config_of
 
 
 def handle_census(message: Message, context: Context) -> Message:
-    """For clients without a policy. A site's executor has one, and its own handler."""
+    """Answer for clients without a policy. A site's executor has a policy, and its own handler."""
     from fedfrozen_app.census import record_source
     from fedfrozen_app.census.site import Rules, released_counts
 

@@ -47,7 +47,7 @@ def handle_masking(message: Message, context: Context) -> Message:
 def mask_reply(
     context: Context, worker: Worker, session: Session, request: TrainRequest, start: Start, reply: Reply
 ) -> Reply:
-    """The reply with masks; `ProtocolError` if it cannot be masked."""
+    """The masked reply; `ProtocolError` if it cannot be masked."""
     config, client = worker.config, client_name(context)
     rounding = numpy_generator(config.seed, "rounding", client, request.round)
     words = None

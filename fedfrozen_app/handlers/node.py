@@ -1,4 +1,4 @@
-"""Who this client is, by its Flower context."""
+"""The client's name and paths, from its Flower context."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def client_name(context: Context) -> str:
 
 
 def in_process(context: Context) -> bool:
-    """Whether the server shares this process, so that arrays need not be turned into bytes."""
+    """Whether the server shares this process, so that arrays need not be serialized."""
     return bool(context.node_config.get("in-process", False))
 
 

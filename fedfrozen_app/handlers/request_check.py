@@ -1,4 +1,4 @@
-"""Whether a client accepts a train request. A reason is the rest of a sentence: "it ..."."""
+"""Whether a client accepts a train request. A reason completes a sentence: "it ..."."""
 
 from flwr.app import Context
 

@@ -34,7 +34,7 @@ from fedfrozen_app.secure.work import carriers_of
 
 
 def handle_train(message: Message, context: Context) -> ClientCoroutine[Message]:
-    """Train and reply, or reply what is missing. It yields where private steps are due."""
+    """Train and reply, or reply what is missing. Yields before private steps, which must be charged first."""
     request, sent = read_train(message)
     worker = worker_for(context)
     try:
@@ -110,15 +110,16 @@ def serve(
 def train_openly(
     worker: Worker, client: str, request: TrainRequest, start: Start
 ) -> tuple[LocalResult, Tensor | None]:
-    """Without differential privacy; also the scores of the layers, where the client chooses."""
+    """Train without differential privacy. Returns the scores of the layers too, if the client chooses
+    layers."""
     chosen = choose(worker, client, request, start)
-    if chosen.plan is not request.plan:  # its own part of the plan
+    if chosen.plan is not request.plan:  # the client's own part of the plan
         request, start = replace(request, plan=chosen.plan), replace(start, trained=chosen.plan.trained)
     return train_client(worker, client, request, start, steps_for(worker)), chosen.scores
 
 
 def cohort_of(session: Session | None, request: TrainRequest) -> tuple[int, int] | None:
-    """Clients in a masked round, and how many of them carry its noise: both set the share of noise."""
+    """(clients in a masked round, clients that carry its noise): both determine each share of the noise."""
     if session is None:
         return None
     return len(session.roster.entries), carriers_of(request, session.roster)
@@ -127,8 +128,8 @@ def cohort_of(session: Session | None, request: TrainRequest) -> tuple[int, int]
 def train_privately(
     context: Context, worker: Worker, request: TrainRequest, start: Start, cohort: tuple[int, int] | None
 ) -> ClientCoroutine[LocalResult | Declined]:
-    """With differential privacy. A site's privacy record and its number of examples come from its own
-    settings alone."""
+    """Train with differential privacy. A site's privacy record and its number of examples come only from its
+    own settings."""
     from fedfrozen_app.local.private import PrivateClient  # Opacus takes long to load
 
     node = context.node_config

@@ -1,1 +1,1 @@
-"""Numbers about a running site or server, for Prometheus: read from files, so that no process waits."""
+"""Metrics of a running site or server for Prometheus, read from files so that no process has to wait."""

@@ -1,4 +1,4 @@
-"""Counts over a site's audit log, which grows: each line is read and checked once."""
+"""Counts over a site's growing audit log: each line is read and checked once."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,8 +8,8 @@ from typing import Any
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.sites.audit_log import FIRST, read_entry
 
-# The state of a reply, by the log's event. Why a site gave none is its own business: it may tell how few its
-# rows are, and to the server all these replies are the same.
+# The state of a reply, by the log's event. The reasons for not replying stay private: they could reveal how
+# few rows a site has, and the server gets the same reply for all.
 STATES = {
     "sent": "sent",
     "judged": "evaluated",
@@ -35,14 +35,14 @@ class AuditTail:
     path: Path
     replies: Counter[str] = field(default_factory=Counter)  # by state
     rounds: int = 0
-    examples: int | None = None  # told to the server with the last update
+    examples: int | None = None  # sent to the server with the last update
     bundle: str = ""  # of the last request
     sound: bool = True
     _last: str = FIRST
     _place: int = 0  # bytes read
 
     def follow(self) -> None:
-        """Read what was added. A log that got shorter is read again, from its beginning."""
+        """Read new lines. A log that got shorter is read from the start again."""
         try:
             size = self.path.stat().st_size
             if size < self._place:

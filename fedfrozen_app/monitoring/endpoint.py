@@ -1,4 +1,4 @@
-"""Serves the numbers at http://127.0.0.1:PORT/metrics, for a Prometheus on this machine."""
+"""Serves the metrics at http://127.0.0.1:PORT/metrics, for a Prometheus on this machine."""
 
 from collections.abc import Callable
 from http import HTTPStatus
@@ -19,11 +19,11 @@ PATH = "/metrics"
 
 class Source(Protocol):
     def collect(self) -> Collected:
-        """What is known now; `UserError` where nothing may be shown, or can be read."""
+        """The current metrics; `UserError` if none may be shown or can be read."""
 
 
 class Scrape(Collector):
-    """One answer: Prometheus's own library writes it."""
+    """One scrape, formatted by Prometheus's library."""
 
     def __init__(self, collected: Collected) -> None:
         self._collected = collected
@@ -33,7 +33,7 @@ class Scrape(Collector):
 
 
 def scrape(source: Source, accept: str = "") -> tuple[bytes, str]:
-    """(the numbers, their content type): OpenMetrics where the reader takes it, else Prometheus's text."""
+    """(metrics, content type): OpenMetrics if the client accepts it, else Prometheus's text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Scrape(source.collect()))
     encode, kind = choose_encoder(accept)
@@ -54,14 +54,14 @@ def make_endpoint(source: Source, port: int) -> ThreadingHTTPServer:
 
 class _Handler(BaseHTTPRequestHandler):
     answer_of: Callable[[str], tuple[bytes, str]]
-    timeout = 10  # seconds for a request: one that never ends holds a thread
+    timeout = 10  # seconds for a request: an endless one would hold a thread
 
     def do_GET(self) -> None:
         try:
             path, host = urlsplit(self.path).path, urlsplit(f"//{self.headers.get('Host', '')}").hostname
         except ValueError:  # a bracket that is not closed
             return self._send(HTTPStatus.BAD_REQUEST, b"The address cannot be read.\n")
-        if host not in (HOST, "localhost"):  # a page in a browser may have another name lead here
+        if host not in (HOST, "localhost"):  # against DNS rebinding
             return self._send(HTTPStatus.FORBIDDEN, f"Ask for {HOST} by that name.\n".encode())
         if path != PATH:
             return self._send(HTTPStatus.NOT_FOUND, f"The numbers are at {PATH}.\n".encode())
@@ -81,4 +81,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: a line for each request would fill the log."""
+        """Log nothing: a line per request would fill the log."""

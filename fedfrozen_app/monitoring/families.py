@@ -1,6 +1,7 @@
-"""What can be measured: every family of metrics by its name, and what of a site its policy lets be shown.
+"""Every family of metrics by name, and those that a site's policy allows to show.
 
-A site's numbers go through `Collected`, which knows no other name: nothing else can be shown by accident.
+A site's metrics go through `Collected`, which accepts no other name, so nothing else can be shown by
+accident.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +31,7 @@ def gauge(text: str, *labels: str, level: str = HEALTH) -> Family:
 
 
 def work(text: str, *labels: str) -> Family:
-    """Of a site: what it did, and not only whether it can."""
+    """A gauge about a site's activity, not only its health."""
     return gauge(text, *labels, level=ACTIVITY)
 
 
@@ -99,7 +100,7 @@ class Collected:
     _samples: dict[str, list[tuple[tuple[str, ...], float]]] = field(default_factory=dict)
 
     def add(self, name: str, value: float | None, **labels: str) -> None:
-        """None: not known, and left out. `KeyError` for what is not declared."""
+        """Add a sample; None means unknown and is left out. `KeyError` for undeclared names."""
         family = self.families[name]
         values = tuple(labels[label] for label in family.labels)
         if value is not None and family.level in self.levels:

@@ -1,4 +1,4 @@
-"""Disk, memory and GPUs of this machine, and when certificates end."""
+"""Disk, memory and GPUs of this machine, and when certificates expire."""
 
 import datetime
 import shutil
@@ -14,16 +14,16 @@ from fedfrozen_app.core.certificates import read_certificate
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.monitoring.families import Collected
 
-COARSE = 10_000_000  # bytes: what a few rows take of disk or memory does not show
+COARSE = 10_000_000  # bytes: hides what a few rows take of disk or memory
 ASK = ("index", "memory.used", "memory.total", "utilization.gpu")
-PAUSE = 15.0  # seconds between two questions to nvidia-smi, which takes a while
+PAUSE = 15.0  # seconds between two calls of nvidia-smi, which is slow
 PATIENCE = 5.0  # seconds for its answer
 MB = 1024 * 1024
 
 
 @dataclass
 class Machine:
-    folders: Mapping[str, Path]  # whose disks are watched, by a name for the label
+    folders: Mapping[str, Path]  # whose disks are monitored, by label
     certificates: Mapping[str, Path]  # by party
     _gpus: list[tuple[str, float, float, float]] = field(default_factory=list)
     _asked: float | None = None
@@ -32,7 +32,7 @@ class Machine:
         for name, folder in self.folders.items():
             try:
                 disk = shutil.disk_usage(folder)
-            except OSError:  # it is made later, or is gone: other metrics say so
+            except OSError:  # not created yet, or removed: other metrics show that
                 continue
             found.add("fedfrozen_disk_free_bytes", coarse(disk.free), folder=name)
             found.add("fedfrozen_disk_size_bytes", coarse(disk.total), folder=name)
@@ -54,7 +54,7 @@ class Machine:
 
 
 def coarse(size: float) -> float:
-    """Rounded down; what is nearly full is still told from what is full."""
+    """Rounded down, but nearly full stays distinguishable from full."""
     return float(size // COARSE * COARSE)
 
 
@@ -73,7 +73,7 @@ def gpus() -> list[tuple[str, float, float, float]]:
 
 
 def seconds_left(path: Path) -> float | None:
-    """Until a certificate ends; None where there is none that can be read."""
+    """Seconds until a certificate expires; None if it is missing or unreadable."""
     try:
         end = read_certificate(path).not_valid_after_utc
     except (UserError, OSError):

@@ -1,4 +1,4 @@
-"""What a run's folder says of it: rows that were read once are not read again."""
+"""Metrics from a run's folder; each row is read once."""
 
 import json
 from collections import Counter
@@ -17,11 +17,11 @@ PHASES = ("train", "aggregate", "evaluate", "total")
 
 @dataclass
 class RunNumbers:
-    """Of one run. `name`: its label, which sites know too."""
+    """Metrics of one run. `name`: its label, which sites use too."""
 
     name: str
     folder: Path
-    rounds: int | None  # that it will have
+    rounds: int | None  # planned
     going: bool = True  # the SuperLink has not finished it
     seconds: Counter[str] = field(default_factory=Counter)
     traffic: Counter[str] = field(default_factory=Counter)
@@ -31,7 +31,8 @@ class RunNumbers:
     _place: int = 0  # bytes of metrics.jsonl that are read
 
     def follow(self) -> None:
-        """A file that got shorter belongs to a run that was begun again, or went back to a checkpoint."""
+        """Read new rows. A file that got shorter belongs to a run that restarted or went back to a
+        checkpoint."""
         path = self.folder / FILE
         try:
             size = path.stat().st_size
@@ -42,13 +43,13 @@ class RunNumbers:
             with path.open("rb") as file:
                 file.seek(self._place)
                 content = file.read()
-        except OSError:  # there is none yet
+        except OSError:  # not written yet
             return
         whole = content.rpartition(b"\n")[0]
         for line in whole.splitlines():
             try:
                 self._take(json.loads(line))
-            except (ValueError, TypeError, AttributeError):  # `fedfrozen verify` says what is damaged
+            except (ValueError, TypeError, AttributeError):  # `fedfrozen verify` reports damage
                 continue
         self._place += len(whole) + 1 if whole else 0
 
@@ -75,7 +76,7 @@ class RunNumbers:
             found.add("fedfrozen_run_round", row.get("round"), run=run)
             written = (self.folder / FILE).stat().st_mtime
             found.add("fedfrozen_run_last_round_timestamp_seconds", written, run=run)
-        if not self.going:  # what follows is about now
+        if not self.going:  # the following metrics are current values
             return
         for state, count in _replies(row).items():
             found.add("fedfrozen_run_last_replies", count, run=run, state=state)

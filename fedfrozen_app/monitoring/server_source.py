@@ -1,4 +1,4 @@
-"""What a server shows of itself and its runs: asked of the SuperLink, and read from the runs' folders."""
+"""Metrics of a server and its runs, from the SuperLink and from the runs' folders."""
 
 import os
 import shlex
@@ -19,8 +19,8 @@ from fedfrozen_app.monitoring.run_numbers import RunNumbers
 from fedfrozen_app.sites.control import control
 
 PATIENCE = 3.0  # seconds for an answer of the SuperLink
-SHOWN = 5  # runs: those that go on, and the last ones
-MISSED = 2  # heartbeats after which Flower counts a node as gone: `online_until` lies so many ahead
+SHOWN = 5  # runs: active ones, and the last ones
+MISSED = 2  # missed heartbeats after which Flower counts a node as gone: `online_until` is this many ahead
 
 
 @dataclass
@@ -47,7 +47,7 @@ class ServerSource:
         return found
 
     def _ask(self, found: Collected) -> bool:
-        """Ask the SuperLink for nodes and runs; whether it answers."""
+        """Query the SuperLink for nodes and runs. Returns whether it answers."""
         try:
             with control(self.folder, PATIENCE) as client:
                 nodes = client.ListNodes(ListNodesRequest()).nodes_info
@@ -79,13 +79,13 @@ class ServerSource:
 
 
 def _latest_of_each(runs: Mapping[int, RunNumbers]) -> Iterator[tuple[int, RunNumbers]]:
-    """A run that was resumed is several for Flower, and one for people."""
+    """The latest Flower run of each run: a resumed run is several runs for Flower."""
     names = {run.name: number for number, run in runs.items()}
     return ((number, run) for number, run in runs.items() if names[run.name] == number)
 
 
 def run_of(run: Any) -> RunNumbers | None:
-    """What Flower was told of a run when it was handed in; None for a census or a study."""
+    """The run as submitted to Flower; None for a census or a study."""
     settings = {key: value.string for key, value in run.override_config.items()}
     folder = settings.get("output-dir", "")
     if not folder or settings.get("census") or settings.get("survival"):
@@ -97,7 +97,7 @@ def run_of(run: Any) -> RunNumbers | None:
 
 
 def silence_of(node: Any) -> float | None:
-    """Seconds since the last heartbeat; None of a node that never had one."""
+    """Seconds since the last heartbeat; None for a node that never sent one."""
     if not node.online_until:
         return None
     last = node.online_until - MISSED * node.heartbeat_interval
@@ -105,7 +105,7 @@ def silence_of(node: Any) -> float | None:
 
 
 def is_running(path: Path) -> bool:
-    """Whether the process of this pid file is there."""
+    """Whether the process of this pid file exists."""
     try:
         os.kill(int(path.read_text()), 0)
     except (OSError, ValueError) as error:

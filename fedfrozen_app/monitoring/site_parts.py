@@ -1,4 +1,4 @@
-"""Whether the two processes of a site run, and whether they do what they should: SuperNode and executor."""
+"""Whether the two processes of a site, SuperNode and executor, run and make progress."""
 
 import threading
 import time
@@ -11,9 +11,9 @@ import psutil
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.sites.sign import Idleness, Sign, last_sign, processor_time
 
-PARTS = {"supernode": "node", "executor": "exec"}  # and the word of the command that runs it
-LOOK = 1.0  # seconds between two looks at what they do
-WAITING = ("waiting", "alone", "asking", "without room")  # states in which they write every few seconds
+PARTS = {"supernode": "node", "executor": "exec"}  # and the subcommand that runs it
+LOOK = 1.0  # seconds between two checks
+WAITING = ("waiting", "alone", "asking", "without room")  # states with a note every few seconds
 PHASES = {
     "waiting": "waiting",
     "alone": "waiting",
@@ -26,18 +26,18 @@ PHASES = {
 
 @dataclass
 class Part:
-    """What is known of one process."""
+    """The state of one process."""
 
     up: bool = False
     state: str = ""
-    stalled: float = 0.0  # seconds without a sign of life, or of computing
+    stalled: float = 0.0  # seconds without a note, or without CPU use
     idleness: Idleness = field(default_factory=Idleness)
-    stopped: float | None = None  # since when the system gives it no time: a debugger, SIGSTOP
+    stopped: float | None = None  # since when it is stopped, by a debugger or SIGSTOP
 
 
 @dataclass
 class Parts:
-    """Looks at the notes that both processes write for their watchdogs, once a second."""
+    """Reads the notes that both processes write for their watchdogs, once a second."""
 
     meeting: Path
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # of the executor, by phase
@@ -94,7 +94,7 @@ class Parts:
 
 
 def process_state(pid: int, word: str) -> str | None:
-    """As psutil names it; None where it has ended, or is not ours: its number is given out again."""
+    """psutil's name of the state; None if it has ended, or the process id now belongs to another program."""
     try:
         process = psutil.Process(pid)
         state = str(process.status())

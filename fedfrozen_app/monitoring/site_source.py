@@ -1,7 +1,7 @@
-"""What a site shows of itself: from its files and its SuperNode, as far as its policy says.
+"""Metrics of a site, from its files and its SuperNode, as far as its policy allows.
 
-Numbers about its work are shown with `monitoring: activity` alone. None of them is about fewer rows than the
-census's floor, and no text of the site's or of the server's is among them.
+Activity metrics are shown only with `monitoring: activity`. None is about fewer rows than the census's floor,
+and none contains text of the site or the server.
 """
 
 import time
@@ -23,8 +23,8 @@ from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.site_budget import SiteBudget
 
 PATIENCE = 3.0  # seconds for the SuperNode's answer on this machine
-REMEMBERED = 120.0  # seconds for which the last answer counts while the SuperNode is started again
-TENS = 10.0  # seconds: work on a few rows more or less does not show
+REMEMBERED = 120.0  # seconds for which the last answer counts while the SuperNode restarts
+TENS = 10.0  # seconds: rounding hides work on a few rows more or less
 
 
 @dataclass
@@ -42,7 +42,7 @@ class SiteSource:
 
     def collect(self) -> Collected:
         kit = Kit.read(self.folder)
-        policy = Policy.read(kit.policy)  # its changes count from the next scrape on
+        policy = Policy.read(kit.policy)  # changes apply from the next scrape
         if policy.monitoring == "none":
             raise UserError(
                 f"{kit.policy} shows no numbers (monitoring: none): set it to health, or to activity."
@@ -72,8 +72,8 @@ class SiteSource:
                 with SuperNodeClient(kit) as client:
                     self._contact = now, client.contact(PATIENCE)
             except (httpx.HTTPError, OSError, UserError, KeyError, ValueError):
-                pass  # it is being started, or does not answer: the age of its last answer says so
-        # The SuperNode's own note: where the clock is wrong the server refuses it, and it does not stay up.
+                pass  # starting, or not answering: the age of its last answer shows that
+        # From the SuperNode's file: with a wrong clock the server refuses it, and it ends.
         found.add("fedfrozen_site_clock_offset_seconds", last_offset(kit.meeting))
         if self._contact is None or now - self._contact[0] > REMEMBERED:
             return
@@ -113,17 +113,17 @@ class SiteSource:
 
 
 def floored(count: int | None, floor: int) -> int | None:
-    """None where there is none, or where it is about too few."""
+    """The count; None if there is none, or it is below the floor."""
     return count if count is not None and count >= floor else None
 
 
 def waiting_since(folder: Path) -> list[float]:
-    """When each proposal was put before the people of the site, about which nobody has decided."""
+    """When each undecided proposal was shown to the people of the site."""
     found = []
     for path in folder.glob("*.json") if folder.is_dir() else ():
         if HASH.fullmatch(path.stem) and not path.with_suffix(".decision").exists():
             try:
                 found.append(path.stat().st_mtime)
-            except FileNotFoundError:  # withdrawn at this moment
+            except FileNotFoundError:  # just withdrawn
                 continue
     return found

@@ -1,1 +1,1 @@
-"""Differential privacy on the client: what is spent, what is noised, and what may leave."""
+"""Differential privacy on the client: accounting, noise, and what may leave."""

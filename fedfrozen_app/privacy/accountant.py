@@ -78,10 +78,9 @@ def epsilon_bounds(steps: Iterable[Steps], delta: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Curve:
-    """What steps promise at every δ at once: at `epsilons[i]` at most `deltas[i]`, with or without any
-    example.
+    """The privacy curve of steps, at every δ at once: at `epsilons[i]` δ is at most `deltas[i]`.
 
-    So an event that has chance x without an example has at most F(x) with it, and the other way round:
+    So an event with probability x without an example has at most F(x) with it, and vice versa:
     F(x) = min over i of δ + e^ε·x and 1 − e^−ε·(1 − δ − x).
     """
 
@@ -97,8 +96,8 @@ class Curve:
 
 @lru_cache(maxsize=256)
 def curve_of(steps: tuple[Steps, ...], delta: float, points: int = 200) -> Curve:
-    """Of all these steps together, by numerical composition, whose errors are added. `delta`: the smallest
-    that matters."""
+    """The curve of all these steps together, by numerical composition, whose errors are added. `delta`: the
+    smallest that matters."""
     loss, error = _privacy_loss(merged(steps), delta)
     values, chances = loss.domain.ts, loss.pmf
     epsilons = np.linspace(0.0, epsilon_bounds(steps, delta)[1], points)
@@ -113,7 +112,7 @@ def curve_of(steps: tuple[Steps, ...], delta: float, points: int = 200) -> Curve
 
 @lru_cache(maxsize=256)
 def _privacy_loss(steps: tuple[Steps, ...], delta: float) -> tuple[Any, float]:
-    """The distribution of the privacy loss, and how far an ε that is read off it may be wrong."""
+    """Returns the distribution of the privacy loss, and the largest error of an ε computed from it."""
     accountant = PrvAccountant()
     accountant.history = [tuple(step) for step in steps]
     error = max(rough_epsilon(steps, delta), LEAST_EPSILON) / PRECISION
@@ -128,12 +127,12 @@ def rough_epsilon(steps: Iterable[Steps], delta: float) -> float:
 
 def _renyi_epsilon(curve: Any, delta: float) -> float:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Optimal order")  # another would be nearer the truth
+        warnings.filterwarnings("ignore", message="Optimal order")  # another order would be tighter
         return float(get_privacy_spent(orders=WHOLE_ORDERS, rdp=curve, delta=delta)[0])
 
 
 def loss_below(noise: float, rate: float) -> Callable[[float], float]:
-    """The chance that one step's privacy loss is at most t: Opacus' own formula, for a single number."""
+    """The probability that one step's privacy loss is at most t: Opacus' formula, for a scalar."""
     edge = math.log1p(-rate) if rate < 1 else -math.inf
     width = 2 * math.sqrt(2) * noise
 
@@ -151,8 +150,8 @@ def loss_below(noise: float, rate: float) -> Callable[[float], float]:
 
 
 class Truncated(TruncatedPrivacyRandomVariable):
-    """Opacus' own, whose mean is a numerical integral: some thousand calls with one number each, for which
-    arrays of numpy would take ten times as long."""
+    """Opacus' class with a scalar mean: a numerical integral calls it a thousand times with one number each,
+    for which NumPy arrays would take ten times as long."""
 
     def __init__(self, noise: float, rate: float, domain: Domain) -> None:
         super().__init__(PoissonSubsampledGaussianPRV(rate, noise), domain.t_min, domain.t_max)
@@ -169,7 +168,7 @@ class Truncated(TruncatedPrivacyRandomVariable):
         try:
             return float(super().mean())
         finally:
-            del self.cdf  # the class has one for arrays
+            del self.cdf  # restores the class's method for arrays
 
 
 class PrvAccountant(PRVAccountant):
@@ -200,7 +199,7 @@ class PrvAccountant(PRVAccountant):
 
 @lru_cache(maxsize=4096)
 def _renyi(noise: float, rate: float) -> np.ndarray:
-    """(orders,) of one step: a client's rounds differ only in how many there are."""
+    """(orders,) of one step; cached, because a client's rounds differ only in their number of steps."""
     return np.array(compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=WHOLE_ORDERS))
 
 
@@ -230,12 +229,12 @@ def solve_noise(
     try:
         while excess(high) > 0:
             low, high = high, high + STRIDE
-    except (ValueError, OverflowError) as error:  # no Rényi order shows so little: more noise overflows
+    except (ValueError, OverflowError) as error:  # no Rényi order gives so small an ε: more noise overflows
         raise unreached from error
     while low > math.log(LEAST_NOISE) and excess(low) < 0:
         low, high = low - STRIDE, low
     near = brentq(excess, low, high, xtol=2e-4) if excess(low) > 0 else low
-    # Rounded up: what was solved for must hold, not nearly hold.
+    # Rounded up, so that the budget holds exactly.
     while excess(near) > 0:
         near += 2e-4
     return math.exp(near)

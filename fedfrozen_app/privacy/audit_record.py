@@ -29,15 +29,15 @@ class AuditTotals:
     claimed: Steps  # what was paid for
     max_grad_norm: float
     steps: int = 0
-    units: int = 0  # of which each step sampled
+    units: int = 0  # from which each step samples
     sampled: int = 0
-    squares: float = 0.0  # of what was sent less what it should be made of, in units of the noise paid for
+    squares: float = 0.0  # of (sent − recomputed without noise), in units of the noise paid for
     elements: int = 0
-    products: float = 0.0  # of one step's differences with the next one's, in the same units
+    products: float = 0.0  # of these differences with the next step's, in the same units
     pairs: int = 0
-    along: float = 0.0  # of the differences and the rows' clipped sums, products, in units of the bound
-    length: float = 0.0  # of those sums, squared
-    repeats: tuple[str, ...] = ()  # which draws repeat when they are drawn again
+    along: float = 0.0  # of the differences with the rows' clipped sums, in units of the bound
+    length: float = 0.0  # of the squares of those sums
+    repeats: tuple[str, ...] = ()  # the draws that a rebuilt source repeats
     epsilon: float = 0.0  # what the client reported
     delta: float = 0.0
     unit: str = "example"

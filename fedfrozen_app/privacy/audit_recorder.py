@@ -1,9 +1,8 @@
-"""Records an audited client's private steps, for `fedfrozen audit` to check.
+"""Records an audited client's private steps, which `fedfrozen audit` then checks.
 
 With `privacy.audited=CLIENT` that client's real rounds are recorded. The noisy gradients are read where the
-optimiser takes them. What they should be made of is computed a second time: each example's gradient, clipped
-here by its definition and summed in float64, without noise. The difference must be the noise that was paid
-for.
+optimiser receives them. Their noiseless value is computed independently: each example's gradient, clipped
+here by its definition and summed in float64. The difference must be the noise that was paid for.
 """
 
 import json
@@ -28,7 +27,7 @@ MakeOptimizer = Callable[[Mapping[str, nn.Parameter]], Optimizer]
 
 
 class ShadowModel:
-    """The same steps once more, from the recorded gradients: what the client sends must be their result."""
+    """Replays the steps from the recorded gradients: the client must send exactly their result."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], make_optimizer: MakeOptimizer) -> None:
         self.parameters = {
@@ -45,7 +44,7 @@ class ShadowModel:
 
 @dataclass
 class Observations:
-    """What the steps of a round showed."""
+    """The observations of a round's steps."""
 
     seen: list[np.ndarray] = field(default_factory=list)  # a step's sum at each canary's element
     there: list[np.ndarray] = field(default_factory=list)  # whether the canary was in the step's sample
@@ -55,7 +54,7 @@ class Observations:
 
 
 class AuditRecorder:
-    """A `Clipping` around the one it records, which plants canaries in every sample."""
+    """Wraps the `Clipping` that it records, and plants canaries in every sample."""
 
     def __init__(
         self,
@@ -97,7 +96,7 @@ class AuditRecorder:
         return self._clipping.each(part, parameters)
 
     def _add(self, part: Table, states: list[Tensor]) -> None:
-        """Add what these rows should give to the sum, with the dropout masks that they had."""
+        """Add these rows' expected part of the sum, with the dropout masks that they had."""
         generators = generators_of(self._device)
         after = [generator.get_state() for generator in generators]
         for generator, state in zip(generators, states, strict=True):
@@ -116,7 +115,7 @@ class AuditRecorder:
             self._sum[name] += torch.einsum("i,i...->...", factors[sound], value[sound].double())
 
     def _plant(self, numbers: np.ndarray) -> None:
-        """Append canaries to the gradients of the rows: the optimiser clips and sums all of them alike."""
+        """Append canaries to the rows' gradients, so that the optimiser clips and sums them like rows."""
         self._present[numbers] = True
         arrays = np.array(self.canaries.names)[self.canaries.places[numbers, 0]]
         for name, parameter in self._parameters.items():
@@ -127,7 +126,7 @@ class AuditRecorder:
             parameter.grad_sample = torch.cat([rows, planted.view(-1, *parameter.shape)])  # type: ignore[attr-defined]
 
     def attach(self, optimizer: Optimizer, units: int) -> None:
-        """Record every gradient that this optimiser is given."""
+        """Record every gradient that this optimiser receives."""
         self.figures.units = units
         optimizer.register_step_pre_hook(lambda *_: self._before_step())
 
@@ -163,7 +162,7 @@ class AuditRecorder:
         self._begin_step()
 
     def close(self, fresh: Callable[[], Noise]) -> None:
-        """Record whether a source that is rebuilt for this round draws the same numbers again."""
+        """Record whether a noise source that is rebuilt for this round repeats its numbers."""
         first_state = self._observed.first_state
         with fresh().dropout():
             states = [generator.get_state() for generator in generators_of(self._device)]

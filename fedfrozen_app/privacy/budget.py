@@ -1,11 +1,11 @@
-"""A client's privacy budget: what it has spent, on its own disk, written before anything leaves.
+"""A client's privacy budget: a record of what it has spent, on its own disk, written before anything leaves.
 
     CLIENT.json          the steps paid for, the noise solved for this client, and the layers last chosen
     CLIENT.safetensors   the newest reply: to the same request the client sends it again, at no cost
     CLIENT.jsonl         its losses and attention scores, which stay here
 
-A step is paid for before it is taken: a client that dies half way has paid, and pays again when it is asked
-again.
+A step is charged before it is taken: a client that dies half way has paid, and pays again for a repeated
+request.
 """
 
 import fcntl
@@ -34,7 +34,7 @@ from fedfrozen_app.privacy.steps import Steps
 
 log = logging.getLogger(__name__)
 FORMAT = 1
-PRIVATE = 0o700  # the folder: losses and an audit's noise are for the account that runs the client
+PRIVATE = 0o700  # the folder's mode: it may hold losses and an audit's noise
 CHECKSUM = "crc32"
 WHOLE = "arrays"  # the name of a reply's one array, and of its description in the header
 
@@ -48,8 +48,8 @@ class Budget:
     delta: float
     declared: int
     noise: float  # noise multiplier of a training step
-    selection_noise: float | None = None  # and of a choice of layers; None where it is not noised
-    rounds: int = 0  # in which this client has taken part
+    selection_noise: float | None = None  # of a choice of layers; None if that is not noised
+    rounds: int = 0  # that this client has taken part in
     steps: list[Steps] = field(default_factory=list)  # paid for
     layers: list[int] | None = None  # chosen last
     last_order: str | None = None  # the digest of the request that was last paid for
@@ -58,9 +58,9 @@ class Budget:
 
 @dataclass(frozen=True)
 class Declined:
-    """A client's only answer when nothing else may leave."""
+    """The only reply of a client that may send nothing else."""
 
-    reason: str  # as the rest of a sentence
+    reason: str  # completes a sentence
 
 
 class BudgetFile:
@@ -73,13 +73,13 @@ class BudgetFile:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """From reading the record to sending: runs that ask at the same time would else undo each other's."""
+        """Lock the record from reading to sending: concurrent runs would overwrite each other's entries."""
         with self._path.with_suffix(".lock").open("w") as self._lock:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             yield
 
     def read(self) -> Budget | None:
-        """What was written last; None before the first round. A damaged file is never a fresh start."""
+        """The last record; None before the first round. A damaged file is an error, never a fresh start."""
         try:
             data = json.loads(self._path.read_text("utf-8"))
             if SEAL in data:  # records of older versions have none
@@ -99,7 +99,7 @@ class BudgetFile:
 
     @patient
     def write(self, budget: Budget) -> None:
-        """Onto the disk, whole or not at all."""
+        """Write the record to the disk atomically."""
         part = self._path.with_suffix(".part")
         with part.open("w") as file:
             file.write(sealed({"format": FORMAT, **asdict(budget)}))
@@ -115,15 +115,16 @@ class BudgetFile:
     def keeping(
         self, request: str, arrays: Mapping[str, Tensor], metrics: Mapping[str, Any], *, apart: bool = False
     ) -> Callable[[], None]:
-        """A function that stores this reply, and metrics that stay here. The lock of `alone` is held until it
-        has run, even after the block. `apart`: others may change the arrays before that."""
-        # As one array: reading many arrays takes longer than the disk.
+        """Returns a function that stores this reply and metrics that stay here. The lock of `alone` is held
+        until it has run, even after the block. `apart`: copy the arrays, because they may change before
+        that."""
+        # As one array: reading many arrays would take longer than the disk itself.
         kinds = [
             (name, str(value.dtype).removeprefix("torch."), list(value.shape))
             for name, value in arrays.items()
         ]
         description = {"order": request, WHOLE: json.dumps(kinds)}
-        if apart and not any(value.is_cuda for value in arrays.values()):  # from there they are copied anyway
+        if apart and not any(value.is_cuda for value in arrays.values()):  # those are copied anyway
             arrays = {name: value.clone() for name, value in arrays.items()}
         coming = bytes_on_their_way(arrays)
         lock: AbstractContextManager[Any] = nullcontext()
@@ -143,7 +144,7 @@ class BudgetFile:
         part = self._reply.with_suffix(".part2")
         _write_as_one(part, parts, header)
         # Replacing an existing file would flush the new one first, which takes as long as a step. A client
-        # that dies in between has paid for nothing, as if it had died a moment earlier.
+        # that dies in between has paid without a reply, as if it had died a moment earlier.
         self._reply.unlink(missing_ok=True)
         part.rename(self._reply)
 
@@ -175,7 +176,7 @@ class BudgetFile:
 
 
 def checksum(parts: Sequence[np.ndarray]) -> str:
-    """Of the bytes of these arrays. CRC-32, because a private step does not wait for a digest."""
+    """The CRC-32 of these arrays' bytes: a private step should not wait for a cryptographic digest."""
     found = 0
     for part in parts:
         found = zlib.crc32(part.reshape(-1).view(np.uint8).data, found)
@@ -183,8 +184,8 @@ def checksum(parts: Sequence[np.ndarray]) -> str:
 
 
 def _write_as_one(path: Path, parts: Sequence[np.ndarray], header: Mapping[str, str]) -> None:
-    """A file of safetensors with the one array WHOLE. The library's writer copies everything twice and
-    holds Python's lock, so that other clients wait."""
+    """Write a safetensors file with the one array WHOLE. The library's writer copies everything twice and
+    holds the GIL, which blocks other clients."""
     size = sum(part.nbytes for part in parts)
     entry = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
     head = json.dumps({"__metadata__": dict(header), WHOLE: entry}).encode()
@@ -196,7 +197,7 @@ def _write_as_one(path: Path, parts: Sequence[np.ndarray], header: Mapping[str, 
 
 
 def _parted(whole: Tensor, kinds: Sequence[tuple[str, str, list[int]]]) -> dict[str, Tensor]:
-    """The arrays of a reply, of these names, types and shapes, out of their bytes."""
+    """Split the bytes of a reply into arrays with these names, types and shapes."""
     found, start = {}, 0
     for name, kind, shape in kinds:
         dtype = getattr(torch, kind)
@@ -207,7 +208,8 @@ def _parted(whole: Tensor, kinds: Sequence[tuple[str, str, list[int]]]) -> dict[
 
 
 def carry_budgets(source: Path, target: Path) -> None:
-    """A run that starts from another's model starts with what the other has spent on the same clients."""
+    """Copy the records of an earlier run: a run that starts from its model starts with its clients'
+    spending."""
     target.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     for path in source.glob("*.json"):
         if not (target / path.name).exists():

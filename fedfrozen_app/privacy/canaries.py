@@ -1,9 +1,9 @@
 """Canaries: made-up examples for an audit of differential privacy.
 
-Each is planted by the toss of a coin and then sampled, clipped and noised as rows are. A canary's gradient is
-LENGTH times the clipping bound, along one element of one trained array, another for each canary. So canaries
-do not blur each other, nothing of the data is needed to make them, and each moves the sum by as much as an
-example ever may: no others have more power (Nasr et al. 2023, arXiv 2302.07956, call them Dirac canaries).
+Each is planted by a coin toss and then sampled, clipped and noised as rows are. A canary's gradient is
+LENGTH times the clipping bound, along one element of one trained array, a different one for each canary. So
+canaries do not interfere with each other, need no data, and each moves the sum by as much as an example ever
+may: no others have more power (Nasr et al. 2023, arXiv 2302.07956, call them Dirac canaries).
 
     CLIENT/canaries.safetensors    where they are, and the coins
 """
@@ -29,7 +29,7 @@ CANARIES = "canaries.safetensors"
 class Canaries:
     coins: np.ndarray  # (canaries,) bool: whether it was planted
     names: tuple[str, ...]
-    places: np.ndarray  # (canaries, 2): which of the names, and which element of it
+    places: np.ndarray  # (canaries, 2): index of the array's name, index of the element
 
     @classmethod
     def draw(cls, parameters: Mapping[str, Tensor], count: int) -> "Canaries":
@@ -48,7 +48,7 @@ class Canaries:
 
     @classmethod
     def of_run(cls, folder: Path, parameters: Mapping[str, Tensor], count: int) -> "Canaries":
-        """Those of the rounds before; in the first round new ones."""
+        """The canaries of earlier rounds; in the first round, new ones."""
         if (folder / CANARIES).exists():
             return cls.read(folder)
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
 """Which train requests and models differential privacy covers: those where everything that a client learns is
-clipped and noised. And where the noise is added. Does not import Opacus, which is slow to load."""
+clipped and noised. Also where the noise is added. Does not import Opacus, which is slow to load."""
 
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -35,7 +35,7 @@ def reason_not_covered(request: TrainRequest) -> str | None:
             "or gradient of all its rows, without noise: choose another strategy, or privacy=none."
         )
     method = request.method
-    # What a private step replaces is made of noised gradients, and is never sent.
+    # Algorithm state that a private step replaces derives from noised gradients, and is never sent.
     noised = method.step_state if method.private_step else ()
     own = [space for space in method.client_state if space not in noised]
     if method.from_server or method.to_server or own:
@@ -57,7 +57,7 @@ _changes_by_reading: WeakKeyDictionary["nn.Module", bool] = WeakKeyDictionary()
 
 
 def reason_model_not_covered(model: "nn.Module") -> str | None:
-    """The same of a model, whatever trains."""
+    """Why privacy=dp_sgd cannot cover this model, whatever is trained; None when it can."""
     if model not in _changes_by_reading:  # once: every client asks in every round
         limits = (getattr(module, "max_norm", None) for module in model.modules())
         _changes_by_reading[model] = any(limit is not None for limit in limits)

@@ -25,9 +25,9 @@ from fedfrozen_app.vmap.load_gpu_kernels import gpu_kernels_on
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one round's private steps are taken."""
+    """The settings of one round's private steps."""
 
-    rate: float  # q, the chance of a unit to be in a step's sample
+    rate: float  # q, the probability that a unit is in a step's sample
     steps: int
     noise: float  # σ
     max_grad_norm: float  # C
@@ -61,7 +61,7 @@ class NoisyOptimizer(DPOptimizer):
     def clip_and_accumulate(self) -> None:
         if len(self.grad_samples[0]):
             broken = ~torch.isfinite(norms_of(self.grad_samples, 1))
-            if broken.any():  # it contributes nothing: a sum that is not finite would reveal that it is there
+            if broken.any():  # dropped: a sum that is not finite would reveal the example
                 for parameter in self.params:
                     parameter.grad_sample[broken] = 0
         with exact_products():
@@ -106,10 +106,11 @@ class Clipping(Protocol):
     optimizer: type[NoisyOptimizer]
 
     def load(self, table: Table, index: Tensor, parameters: Mapping[str, nn.Parameter]) -> Tensor:
-        """Leave on the parameters what the optimiser reads of these rows; the losses, (examples,)."""
+        """Store on the parameters what the optimiser reads for these rows; returns the losses,
+        (examples,)."""
 
     def each(self, part: Table, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-        """Every example's gradient as it is before clipping, (examples, *shape): for an audit."""
+        """Every example's gradient before clipping, (examples, *shape), for an audit."""
 
 
 def draw_rows(units: Sequence[np.ndarray], sample: np.ndarray, source: Noise) -> Tensor:
@@ -128,10 +129,10 @@ def train_steps(
     recipe: Recipe,
     source: Noise,
 ) -> float | None:
-    """Take the recipe's steps on `parameters`; the mean loss, which must not leave the site.
+    """Take the recipe's steps on `parameters`. Returns the mean loss, which must not leave the site.
 
     `units` holds the rows of each example, document or patient. A unit in the sample gives one of its rows,
-    so that clipping that row's gradient bounds what the whole unit can do.
+    so that clipping that row's gradient bounds the influence of the whole unit.
     """
     private = gradients.optimizer(optimizer, recipe, source)
     losses: list[Tensor] = []

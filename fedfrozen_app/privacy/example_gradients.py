@@ -1,6 +1,6 @@
 """The gradient of every single example, from the clients' own pure loss under `vmap`.
 
-This serves every supported architecture, position embeddings and all. ghost.py needs less memory, and serves
+This supports every architecture, position embeddings included. ghost.py needs less memory, and supports
 layers and heads.
 """
 
@@ -26,7 +26,7 @@ from fedfrozen_app.vmap.shared_linears import shared_linears
 Loss = Callable[[Parameters, Batch, Task], Tensor]
 Ways = Callable[[], AbstractContextManager[None]]
 Below = Callable[[Sequence[nn.Module]], AbstractContextManager[None]]
-BACKBONE = "backbone"  # beside a row's inputs: the output of the frozen backbone for them
+BACKBONE = "backbone"  # key next to a row's inputs: the frozen backbone's output for them
 
 
 def plain_loss(parameters: Parameters, batch: Batch, task: Task) -> Tensor:
@@ -35,10 +35,10 @@ def plain_loss(parameters: Parameters, batch: Batch, task: Task) -> Tensor:
 
 @dataclass(frozen=True)
 class Packed:
-    """Clients' examples without the padding that makes their samples equally long."""
+    """Clients' examples without the padding that equalizes their sample sizes."""
 
     rows: Table  # of all clients, one after another
-    places: Tensor  # (clients, examples) each example's place in `rows`; any place for padding
+    places: Tensor  # (clients, examples) each example's index in `rows`; any index for padding
 
 
 class ExampleGradients:
@@ -55,8 +55,8 @@ class ExampleGradients:
         ways: Ways = nullcontext,
         below: Below = lambda parts: nullcontext(),
     ) -> None:
-        """`ways`: a context in which the model computes for several clients at once; `below`: one for the
-        modules of its frozen backbone."""
+        """`ways`: a context in which the model computes for several clients at once; `below`: the same for
+        the modules of its frozen backbone."""
         self._model, self._loss, self._ways, self._below = model, loss, ways, below
         self._held = dict(model.named_parameters())
         self._trained = list(trained)
@@ -104,7 +104,7 @@ class ExampleGradients:
 
     @property
     def has_backbone(self) -> bool:
-        """Whether a frozen backbone is computed for all rows at once."""
+        """Whether the frozen backbone's output is computed for all rows at once."""
         return self._backbone is not None
 
     def of_clients(
@@ -120,8 +120,8 @@ class ExampleGradients:
         losses (clients, examples), and for each name (clients, examples, *shape). `packed`: the same
         examples, for the frozen backbone.
 
-        `recorded`: the step is recorded as a CUDA graph, so that costly Python runs once."""
-        # One view per example, so that each has a gradient of its own; in memory they are the same.
+        `recorded`: the step is captured as a CUDA graph, so that costly Python runs once."""
+        # One view per example, so that each gets its own gradient; they share memory.
         own = {name: _for_each(row, labels.shape[1]).requires_grad_() for name, row in rows.items()}
         one = partial(self._one, task=self._together)
         over_all = vmap(vmap(one, randomness="different"), randomness="different")
@@ -173,5 +173,5 @@ class ExampleGradients:
 
 
 def _for_each(row: Tensor, examples: int) -> Tensor:
-    """(clients, *shape) -> (clients, examples, *shape), which are the same numbers in memory."""
+    """(clients, *shape) -> (clients, examples, *shape), a view on the same memory."""
     return row.detach().unsqueeze(1).expand(-1, examples, *(-1 for _ in row.shape[1:]))

@@ -4,8 +4,9 @@
 
 over pairs of tokens t, u. So an example's norm is known without its gradient, and a second backward pass over
 Σ c_i · loss_i, with c_i = min(1, C/‖g_i‖), gives the clipped sum. Memory grows with the activations, not with
-examples times parameters. Opacus' hooks do this; its optimiser noises and scales. They see a layer's inputs
-and outputs, so whatever is trained must be a layer that is called once and treats every example alike.
+examples times parameters. Opacus' hooks do this; its optimiser noises and scales. They observe a layer's
+inputs and outputs, so everything that is trained must be a layer that is called once and treats every example
+alike.
 """
 
 import warnings
@@ -28,7 +29,7 @@ SERVED = ("Linear", "LayerNorm", "RMSNorm", "Conv1D", "LlamaRMSNorm", "Dinov2Lay
 
 
 class GhostOptimizer(NoisyOptimizer, DPOptimizerFastGradientClipping):
-    """What it finds on the parameters is clipped and summed already."""
+    """The gradients on the parameters are already clipped and summed."""
 
 
 class GhostClipping:
@@ -64,7 +65,7 @@ class GhostClipping:
                 parameter.grad = None
             if whole := bool(sound.all()):
                 torch.autograd.backward((factors * losses).sum(), inputs=slots)
-        if not whole:  # the others alone: a sum that is not finite would reveal such an example
+        if not whole:  # drop such examples: a sum that is not finite would reveal them
             return self.load(table, index[sound], parameters)
         return losses.detach()
 
@@ -82,7 +83,7 @@ class GhostClipping:
 
     @contextmanager
     def _only_trained(self) -> Iterator[None]:
-        """Gradients for what is trained and nothing else, and all as it was afterwards."""
+        """Compute gradients for what is trained and nothing else; restores everything afterwards."""
         wanted = {name: value.requires_grad for name, value in self._model.named_parameters()}
         for name, value in self._model.named_parameters():
             value.requires_grad_(name in self._trained)
@@ -94,9 +95,9 @@ class GhostClipping:
 
     @contextmanager
     def _hooked(self) -> Iterator[GradSampleHooksFastGradientClipping]:
-        """Hooks on what is trained and nothing else, and all as it was afterwards."""
+        """Put hooks on what is trained and nothing else; removes them afterwards."""
         modes = [owner.training for owner in self._owners]
-        for owner in self._owners:  # hooks look at layers in training only; these do the same in both modes
+        for owner in self._owners:  # hooks ignore layers in eval mode; these are mode-independent
             owner.training = True
         with self._only_trained():
             hooks = GradSampleHooksFastGradientClipping(

@@ -1,4 +1,4 @@
-"""GPU kernels, in Triton, for what private steps do with large arrays: each is read once.
+"""GPU kernels, in Triton, for the operations of private steps on large arrays, each of which is read once.
 
 torch takes twenty passes to turn the words of a cipher into Gaussians, and reads gradients at a third of the
 GPU's memory bandwidth.
@@ -62,7 +62,8 @@ def _add_weighed(  # type: ignore[no-untyped-def]
 
 
 def gaussians(words: Tensor, out: Tensor, terms: int) -> None:
-    """(streams, words) of 64 bits each -> (streams, count) Gaussians of variance 1, each of so many terms."""
+    """(streams, words) of 64 bits each -> (streams, count) Gaussians of variance 1, each from `terms`
+    terms."""
     streams, count = out.shape
     pairs = words.shape[1] // (2 * terms)
     grid = (triton.cdiv(pairs, TILE), streams)
@@ -76,15 +77,15 @@ def norms(rows: Tensor) -> Tensor:
 
 
 def add_weighed(out: Tensor, factors: Tensor, rows: Tensor) -> None:
-    """(clients, width) += the sum of (clients, examples, width) by (clients, examples). What has the factor 0
-    adds nothing, whatever it is."""
+    """(clients, width) += the sum of (clients, examples, width) by (clients, examples). A row with factor 0
+    adds nothing, even if it is not finite."""
     clients, examples, width = rows.shape
     given = (rows.contiguous(), factors.contiguous(), out, examples, width, out.stride(0))
     _add_weighed[(triton.cdiv(width, WIDE), clients)](*given, MANY=MANY, WIDE=WIDE)
 
 
 def self_test(device: torch.device) -> None:
-    """Run each once, so that a compiler error shows before a step needs them."""
+    """Run each kernel once, so that a compiler error shows before a step needs it."""
     rows = torch.ones(1, 2, 4, device=device)
     norms(rows)
     add_weighed(torch.zeros(1, 4, device=device), rows[:, :, 0], rows)

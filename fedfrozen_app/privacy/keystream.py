@@ -1,12 +1,12 @@
 """Cryptographically secure random numbers: the keystream of AES-256 in counter mode.
 
 The key is 256 bits of the operating system, drawn once for every stream, so no two streams share anything.
-`cryptography` (OpenSSL) does the enciphering; here its bytes only become numbers.
+`cryptography` (OpenSSL) encrypts; this module only converts its bytes to numbers.
 
 Gaussians come from the Box-Muller transform, in float64. The last digits of one could reveal it: only some
-floating-point numbers are ever drawn (Mironov 2012, arXiv 2112.05307). So each is the sum of four
-independent ones, divided by two, as in Opacus' secure mode: to undo that takes 2^159 tries (Holohan
-and Braghin 2021, arXiv 2107.10138, section 5.1).
+floating-point numbers are ever drawn (Mironov 2012, arXiv 2112.05307). So each is the sum of four independent
+ones, divided by two, as in Opacus' secure mode: undoing that takes 2^159 tries (Holohan and Braghin 2021,
+arXiv 2107.10138, section 5.1).
 """
 
 import math
@@ -29,15 +29,15 @@ from fedfrozen_app.vmap.load_gpu_kernels import gpu_kernels_on
 
 TERMS = 4
 CHUNK = 1 << 16  # Gaussians computed at once: their arrays stay in a processor's cache
-# There a launch costs more than its work, and host memory must be bounded. A little below a power of two, as
-# which torch pins it, so that it has space for SPARE and for lengths that are rounded up.
+# On a GPU a launch costs more than its work, and host memory must be bounded. A little below a power of two,
+# to which torch rounds pinned memory, to leave space for SPARE and for lengths that are rounded up.
 GPU_CHUNK = (1 << 22) - (1 << 10)
-AHEAD = 2  # chunks that are enciphered at a time: no thread waits for the slowest of one
-# What is enciphered, piece by piece: fresh memory costs as much as AES. Large pieces, because a thread waits
-# for Python's lock after each.
+AHEAD = 2  # chunks that are encrypted concurrently, so that no thread waits for the slowest of one
+# The plaintext, reused for every piece: fresh memory costs as much as AES. Large pieces, because a thread
+# waits for the GIL after each.
 ZEROS = memoryview(bytes(1 << 23))
 FRACTION = 53  # bits of a float64
-SPARE = 2  # words behind those that are asked for: OpenSSL wants a block less one byte
+SPARE = 2  # extra words at the end: OpenSSL requires a block less one byte
 _forks = 0
 
 
@@ -59,7 +59,7 @@ class Keystream:
         self._cipher: CipherContext = Cipher(AES256(secrets.token_bytes(32)), CTR(bytes(16))).encryptor()
 
     def words(self, count: int) -> np.ndarray:
-        """`count` whole numbers of 64 bits."""
+        """`count` integers of 64 bits."""
         buffer = np.empty(count + SPARE, dtype=np.uint64)
         self.encipher(buffer.view(np.uint8).data, 8 * count)
         return buffer[:count]
@@ -76,7 +76,7 @@ class Keystream:
         return (self.words(count) >> np.uint64(64 - FRACTION)) * 2.0**-FRACTION
 
     def below(self, size: int) -> int:
-        """A whole number in [0, size), each equally likely: what is too large is drawn again."""
+        """A uniform integer in [0, size), by rejection sampling."""
         bits = (size - 1).bit_length()
         while True:
             drawn = int(self.words(1)[0]) >> (64 - bits)
@@ -91,8 +91,8 @@ class Keystream:
 def gaussians_of(
     streams: Sequence[Keystream], count: int, device: torch.device, workers: Executor | None = None
 ) -> Tensor:
-    """The same of several streams, (streams, count). `workers` encipher concurrently: the cipher
-    releases Python's lock."""
+    """`Keystream.gaussians` of several streams, (streams, count). `workers` encrypt concurrently: the cipher
+    releases the GIL."""
     found = torch.empty(len(streams), count, dtype=torch.float64, device=device)
     at_once = GPU_CHUNK if device.type == "cuda" else CHUNK
     parts = found.split(-(-at_once // len(streams)), dim=1)
@@ -110,8 +110,8 @@ def gaussians_of(
 def _words_on(
     device: torch.device, streams: Sequence[Keystream], counts: Sequence[int], workers: Executor | None
 ) -> Generator[Tensor]:
-    """(streams, count) words as signed numbers, of each count in turn; for a GPU from pinned memory, which it
-    reads by itself. While one is sent and used, `workers` encipher the next."""
+    """Yield (streams, count) words as signed integers for each count; for a GPU from pinned memory, for
+    asynchronous copies. `workers` encrypt the next while one is copied and used."""
     on_gpu = device.type == "cuda"
     used: deque[torch.cuda.Event] = deque(maxlen=2)
     before: dict[int, Future[None]] = {}
@@ -122,7 +122,7 @@ def _words_on(
         streams[number].encipher(buffer[number].numpy().view(np.uint8).data, 8 * count)
 
     def begin(count: int) -> tuple[Tensor, list[Future[None]]]:
-        if len(used) == 2:  # two more than AHEAD are pinned: the first of them is free once it has been sent
+        if len(used) == 2:  # AHEAD + 2 buffers are pinned: the oldest is free once it is copied
             used[0].synchronize()
         buffer = torch.empty(len(streams), count + SPARE, dtype=torch.int64, pin_memory=on_gpu)
         for number in range(len(streams)):
@@ -143,7 +143,7 @@ def _words_on(
             yield buffer.to(device, non_blocking=True)[:, :-SPARE]
             if on_gpu:
                 used.append(torch.cuda.current_stream(device).record_event())
-    finally:  # no cipher is still at work afterwards, whatever went wrong
+    finally:  # no cipher may still run afterwards, even after an error
         wait(before.values())
 
 

@@ -1,8 +1,7 @@
-"""Where a private round's noise, samples and dropout come from: a secret keystream, or in a simulation its
-seed.
+"""The source of a private round's noise, samples and dropout: a secret keystream, or a seed in a simulation.
 
-Noise is added in float64, and the sum is rounded to a multiple of a fixed step before it becomes a float32: a
-result near zero would else keep digits in which the sum without noise still shows.
+Noise is added in float64, and the sum is rounded to a multiple of a fixed step before it becomes a float32:
+otherwise the low digits of a result near zero would reveal the sum without noise.
 """
 
 from abc import ABC, abstractmethod
@@ -19,7 +18,7 @@ from fedfrozen_app.core.seeds import numpy_generator, seed_for, seeded
 from fedfrozen_app.privacy.keystream import Keystream, gaussians_of
 
 MT_WORDS = slice(24, 24 + 624 * 8)  # of a torch generator's state on a CPU: those of its Mersenne twister
-STEP_BITS = 20  # results are multiples of 2⁻²⁰ of the noise, which itself is drawn 2³² times as fine
+STEP_BITS = 20  # results are multiples of 2⁻²⁰ of the noise, which is drawn 2³² times finer
 
 
 class Noise(ABC):
@@ -30,11 +29,12 @@ class Noise(ABC):
 
     @abstractmethod
     def poisson(self, size: int, rate: float) -> np.ndarray:
-        """The positions of a sample in which each of `size` is present on its own with chance `rate`."""
+        """The positions of a Poisson sample: each of `size` is included independently with probability
+        `rate`."""
 
     @abstractmethod
     def one_of(self, size: int) -> int:
-        """A number below `size`, each equally likely."""
+        """A uniform integer below `size`."""
 
     @abstractmethod
     def standard(self, like: Tensor) -> Tensor:
@@ -44,19 +44,20 @@ class Noise(ABC):
     def standards(
         sources: "Sequence[Noise]", like: Tensor, workers: Executor | None = None, threads: int = 1
     ) -> Tensor:
-        """(sources, *shape) the same from each of these, which are of one class; by so many threads of
+        """`standard` of each source, (sources, *shape); the sources are of one class. Uses `threads` of
         `workers`."""
         return torch.stack([source.standard(like) for source in sources])
 
     def another(self) -> "Noise | None":
-        """A source whose noise serves as well as this one's; None where that has to be its own, in turn."""
+        """An interchangeable source, to draw in parallel; None if the noise must come from this one, in
+        order."""
         return None
 
     @staticmethod
     @abstractmethod
     def with_drawn(value: Tensor, drawn: Tensor, std: Tensor) -> Tensor:
-        """`value` with noise that `standard` has drawn for it, `std` times as large: a number in float64, or
-        (sources, 1) of them where `standards` has drawn it. `drawn` is used up."""
+        """`value` plus `std` times the noise that `standard` has drawn for it. `std` is a number in float64,
+        or (sources, 1) of them for `standards`. `drawn` is overwritten."""
 
     def added_to(self, value: Tensor, std: float) -> Tensor:
         """`value` with Gaussian noise on every element."""
@@ -66,14 +67,14 @@ class Noise(ABC):
 
     @abstractmethod
     def _dropout_words(self) -> tuple[int, np.ndarray]:
-        """A seed of 63 bits, and (624,) numbers of 32."""
+        """A seed of 63 bits, and (624,) words of 32 bits."""
 
     @contextmanager
     def dropout(self) -> Iterator[None]:
-        """Within the block dropout draws from this source.
+        """A context in which dropout draws from this source.
 
-        A row's mask depends on its place in the sample, so one row more changes the masks of all after it.
-        Clipping bounds what that changes only for an observer to whom all masks are equally likely. torch's
+        A row's mask depends on its place in the sample, so one additional row changes the masks of all rows
+        after it. Clipping bounds the effect only if all masks are equally likely to the observer. torch's
         generators are not cryptographic: on a CPU all 19,937 bits of its state are secret, on a GPU 63.
         """
         seed, words = self._dropout_words()
@@ -85,7 +86,7 @@ class Noise(ABC):
 
 
 class SecretNoise(Noise):
-    """From a key that the operating system draws and that is never stored."""
+    """Noise from a key that the operating system draws and that is never stored."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -114,13 +115,13 @@ class SecretNoise(Noise):
         return SecretNoise(self._device)
 
     def _first_lanes(self, count: int) -> list[Keystream]:
-        """Streams with keys of their own: one stream is one thread's work."""
+        """Streams with separate keys, one for each thread."""
         self._lanes += [Keystream() for _ in range(count - len(self._lanes))]
         return self._lanes[:count]
 
     @staticmethod
     def with_drawn(value: Tensor, drawn: Tensor, std: Tensor) -> Tensor:
-        # A power of two, so that nothing is rounded where it is a factor.
+        # A power of two, so that multiplying by it does not round.
         step = std / torch.frexp(std).mantissa * 2.0 ** -(STEP_BITS + 1)
         noisy = drawn.mul_(std / step)
         return noisy.add_(value * (1 / step)).round_().mul_(step).to(value.dtype)
@@ -131,7 +132,7 @@ class SecretNoise(Noise):
 
 
 class SeededNoise(Noise):
-    """From a known seed: for simulation, not secret."""
+    """Noise from a known seed: for simulation, not secret."""
 
     def __init__(self, device: torch.device, seed: int, client: str, server_round: int) -> None:
         super().__init__(device)

@@ -11,10 +11,10 @@ from fedfrozen_app.privacy.steps import SLACK
 def check_start(
     now: dict[str, Any], earlier: dict[str, Any], row: dict[str, Any], records: Path | None
 ) -> None:
-    """A model that has seen these data cannot be made more private afterwards.
+    """Check the start: a model that was trained on these data cannot be made more private afterwards.
 
-    `now` and `earlier` are whole configurations, `row` the earlier run's last. `records` is where that run's
-    clients kept theirs; None where they are sites, which have records and rows of their own.
+    `now` and `earlier` are full configurations, `row` the earlier run's last metrics. `records` is the folder
+    of that run's client records; None for sites, which keep their own records and rows.
     """
     planted = [part.get("privacy", {}).get("audited") for part in (now, earlier)]
     if planted[0] != planted[1]:
@@ -60,13 +60,13 @@ def _null(value: str | None) -> str:
 
 
 def _source(dataset: dict[str, Any]) -> tuple[Any, ...]:
-    """The source of the rows, however many are read and whatever is done with them."""
+    """The source of the rows, independent of how many are read and how they are processed."""
     path = dataset.get("path")
     return dataset.get("kind"), None if path is None else Path(path).expanduser().resolve()
 
 
 def _promise(privacy: dict[str, Any]) -> str:
-    """The kind of privacy that a run promises, as the setting that declares it."""
+    """The privacy guarantee of a run, as the setting that declares it."""
     if privacy.get("name", "none") == "none":
         return "privacy=none"
     if privacy["seeded_noise"]:

@@ -1,8 +1,8 @@
-"""The noise of a run with `secure_aggregation.noise=sum`: one σ, from settings that all its clients share.
+"""The noise of a run with `secure_aggregation.noise=sum`: one σ, from settings shared by all clients.
 
-A client's own participations, δ or budget have no part in it, because the others' shares protect it too: in a
-sum of unequal shares, a client that asked for much noise would get the average. Every client may be in every
-round, so σ is solved for all of them; nothing that a server says can make it less.
+A client's own participations, δ or budget do not affect it, because the others' shares protect it too: in a
+sum of unequal shares, a client that asked for much noise would get the average. σ is solved for a client that
+is in every round, and no message from a server can lower it.
 """
 
 import math
@@ -12,12 +12,12 @@ from functools import cached_property
 from fedfrozen_app.config import Config
 
 DELTA = 1e-5  # where privacy.delta is null
-ACCOUNTANT = "rdp"  # for whole numbers only Rényi's bound is known to equal that of the continuous Gaussian
+ACCOUNTANT = "rdp"  # for integers, only the Rényi bound is known to equal that of the continuous Gaussian
 
 
 @dataclass(frozen=True)
 class SumNoise:
-    """A run's sums, one per round, cost ε at δ for a unit that is in all of them."""
+    """The noise with which a run's sums, one per round, cost ε at δ for a unit that is in all of them."""
 
     epsilon: float
     delta: float
@@ -37,8 +37,8 @@ class SumNoise:
 
     @cached_property
     def multiplier(self) -> float:
-        """σ of a round as it is accounted for."""
-        from fedfrozen_app.privacy.accountant import solve_noise  # brings Opacus, which other runs do without
+        """The σ that is accounted for a round."""
+        from fedfrozen_app.privacy.accountant import solve_noise  # imports Opacus, which is slow
 
         return solve_noise(1.0, self.rounds, epsilon=self.epsilon, delta=self.delta, kind=ACCOUNTANT)
 

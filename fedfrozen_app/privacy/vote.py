@@ -1,11 +1,11 @@
-"""A choice among several things by a sum that differential privacy covers.
+"""A differentially private choice among several items, by a noisy sum of scores.
 
-What a client chooses shows everyone what its data score, so the choice is a release like any other:
+A client's choice reveals its data's scores, so the choice is a release like any other:
 
-    s = Σ_{i ∈ Poisson sample} clip(a_i − mean(a_i), 1) + N(0, σ²)        a_i: example i's score of each thing
+    s = Σ_{i ∈ Poisson sample} clip(a_i − mean(a_i), 1) + N(0, σ²)        a_i: example i's score of each item
 
-The top K of s is post-processing. Subtracting an example's own mean changes no ranking and leaves its bounded
-norm to the differences. The sum is never divided by the number of examples, which is private.
+The top K of s is post-processing. Subtracting an example's own mean changes no ranking and spends its bounded
+norm on the differences. The sum is never divided by the number of examples, which is private.
 """
 
 import torch
@@ -15,7 +15,7 @@ from fedfrozen_app.privacy.noise import Noise
 
 
 def noisy_sum(scores: Tensor, noise: float, source: Noise) -> Tensor:
-    """(examples, things) -> (things,): one example changes the sum by at most 1 before the noise.
+    """(examples, items) -> (items,): one example changes the sum by at most 1 before the noise.
 
     An example with scores that are not finite contributes nothing, or the sum would reveal it.
     """

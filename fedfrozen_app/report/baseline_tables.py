@@ -1,4 +1,4 @@
-"""`baselines.json` for people: what other models have on the rows of a run."""
+"""`baselines.json` as tables: results of other models on the rows of a run."""
 
 import logging
 import math
@@ -16,8 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def read_baselines(run: Path, rounds: object) -> list[dict[str, Any]]:
-    """Its entries; none where there is no file, or the run has gone on since, or it cannot be read, which
-    is logged."""
+    """The entries; none if there is no file, the run has continued since, or it cannot be read (logged)."""
     try:
         found = read_object(run / FILE)
     except UserError as error:
@@ -35,7 +34,7 @@ def read_baselines(run: Path, rounds: object) -> list[dict[str, Any]]:
 def baselines_section(
     entries: Sequence[dict[str, Any]], summary: Mapping[str, Any], metric: str
 ) -> Table | None:
-    """The run first, then every baseline, as a table; None without one."""
+    """A table with the run first, then every baseline; None if there are none."""
     if not entries:
         return None
     final = number(summary.get(f"final_test_{metric}"))
@@ -47,13 +46,13 @@ def baselines_section(
 
 
 def values_of(entries: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float]:
-    """By name, this metric of the baselines that have it."""
+    """This metric by name, of the baselines that have it."""
     found = {text(one["name"]): number(one.get(metric)) for one in entries}
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
 def spread_text(one: Mapping[str, Any], metric: str) -> str:
-    """From the worst client's to the best one's, of a baseline that each client trained alone."""
+    """The range from worst to best client, for a baseline that each client trained alone."""
     found = one.get("by_client")
     if not isinstance(found, dict):
         return ""

@@ -1,4 +1,4 @@
-"""`calibration.json` for people: sentences, tables, a section of the report, lines of a model card."""
+"""`calibration.json` as sentences, tables, a section of the report, and lines of a model card."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ FILE = "calibration.json"
 
 
 def read_calibration(run: Path) -> dict[str, Any] | None:
-    """Of the model that is there now: None if there is none, or a resumed run has another model since."""
+    """The calibration of the current model; None if there is none, or a resumed run has changed the model."""
     found = read_object(run / FILE)
     known = known_files(run)
     if found is None or known is None:
@@ -91,7 +91,7 @@ def size_of(one: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 
 
 def sheets(found: Mapping[str, Any]) -> list[tuple[str, Table]]:
-    """One table for each column of the test rows, the least covered group first."""
+    """One table for each group column of the test rows, the least covered group first."""
     size = {"classes": "mean set size", "time": "mean bound"}.get(found["kind"], "width")
     made = []
     for column, values in (found.get("test") or {}).items():
@@ -132,7 +132,7 @@ def calibration_section(run: Path) -> dict[str, Any] | None:
 
 
 def rule_for_export(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What a user of the exported model needs."""
+    """The calibration rule that an exported model carries."""
     whole = (found.get("test") or {}).get("all", {}).get("all", {})
     keys: Sequence[str] = ("kind", "coverage", "temperature", "threshold", "rows", "notes")
     timed = {"edges": found.get("edges")} if found["kind"] == "time" else {}

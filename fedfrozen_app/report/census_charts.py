@@ -31,7 +31,7 @@ def value_title(name: str) -> str:
 
 
 def heat_map(census: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Where census.html draws what; None where no site reports its classes."""
+    """Cells and positions of the heat map; None if no site reports its classes."""
     tables = {site: found["tables"].get("classes") for site, found in census["sites"].items()}
     known = {site: table for site, table in tables.items() if table is not None}
     names = _class_names(known)
@@ -53,7 +53,7 @@ def heat_map(census: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _class_names(tables: Tables) -> list[str]:
-    """Numbers by their value, then words by the alphabet; rows without a class last, where there are any."""
+    """Numbers by value, then words alphabetically; rows without a class last."""
     names = dict.fromkeys(name for table in tables.values() for name in (*table["rows"], *table["hidden"]))
     ordered = sorted(
         names,
@@ -86,7 +86,7 @@ def _cell(table: Mapping[str, Any], site: str, name: str, x: int) -> dict[str, A
 
 
 def _count(table: Mapping[str, Any], name: str) -> float | None:
-    """None where it is hidden."""
+    """The count of a class; None if it is hidden."""
     if name in table["hidden"]:
         return None
     return table["rows"].get(name, None if table["others_hidden"] else 0)
@@ -113,7 +113,7 @@ def histograms(census: Mapping[str, Any]) -> list[Chart]:
 
 
 def _is_spread(name: str, sites: Mapping[str, Any]) -> bool:
-    """Whether it is a histogram, and one that shows something: not all rows of all sites in one interval."""
+    """Whether this is an informative histogram: not all rows of all sites are in one interval."""
     tables = [table for found in sites.values() if (table := found["tables"].get(name)) is not None]
     if not tables or "edges" not in tables[0]:
         return False
@@ -127,7 +127,7 @@ def _intervals(table: Mapping[str, Any]) -> list[tuple[float, float, float]]:
 
 
 def _histogram(name: str, sites: Mapping[str, Any]) -> Chart:
-    """Shares of a site's rows by interval, each drawn as wide as it is: steps."""
+    """A step chart of each site's shares of rows by interval, drawn to the intervals' widths."""
     title, label = TITLES.get(name, (name.partition("/")[2], "value"))
     series, ends = [], []
     for number, (site, found) in enumerate(sites.items()):
@@ -161,7 +161,7 @@ def _steps(table: Mapping[str, Any]) -> list[tuple[float, float]]:
     last = max(place for place, (_, _, count) in enumerate(intervals) if count)
     points: list[tuple[float, float]] = []
     for place, (low, high, count) in enumerate(intervals[: last + 1]):
-        if high > 1e5 and place:  # open to the right: as wide as where it begins
+        if high > 1e5 and place:  # open to the right: drawn as wide as its lower end
             high = 2 * low
         points += [(low, count / total), (high, count / total)]
     return points

@@ -1,4 +1,4 @@
-"""census.html: whether the sites' data fit together, on one page that needs nothing else."""
+"""census.html: whether the sites' data fit together, on one self-contained page."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ CONTENT = {
 
 
 class Distance(NamedTuple):
-    """How far two sites are apart, and by which value."""
+    """The distance of two sites, and the value in which they differ most."""
 
     share: float
     name: str = ""
@@ -128,7 +128,7 @@ Distances = dict[tuple[str, ...], Distance]  # by pair of sites
 
 
 def _distances(census: Census) -> tuple[Distances, Distances]:
-    """Of the labels, and of the values in what differs most."""
+    """Distances of the labels, and of the values that differ most."""
     labels = {_pair(pair): Distance(share) for pair, share in census["distances"]["labels"].items()}
     features = {}
     for pair, found in census["distances"]["features"].items():

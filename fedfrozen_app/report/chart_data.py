@@ -9,11 +9,11 @@ from fedfrozen_app.report.curves import Series, stage_marks
 
 Chart = dict[str, Any]
 Mark = tuple[float, str]
-LEAST_SPAN = 0.05  # of an axis of accuracies
+LEAST_SPAN = 0.05  # of an accuracy axis
 
 
 def round_axis(rows: Sequence[Row]) -> Chart:
-    """One axis for all charts of a run, with room for bars and the changes of stage marked."""
+    """The round axis shared by all charts of a run, with room for bars and marks at stage changes."""
     rounds = [row["round"] for row in rows] or [0]
     marks: list[Mark] = stage_marks(rows)
     return {
@@ -31,7 +31,7 @@ def chart(
 ) -> Chart:
     """Only series with something to draw are kept; the note names what is missing.
 
-    `least`: what the value axis of a share spans at least.
+    `least`: the least range of the value axis of a share.
     """
     drawn = [one for one in made if any(point[1] is not None for point in one["points"])]
     absent = [one["name"] for one in made if not one["points"]]
@@ -64,5 +64,5 @@ def curve(name: str, data: Series, colour: str, stroke: str = "") -> Chart:
 
 
 def rounded(value: float) -> float:
-    """Six digits are below a pixel, and keep the file small."""
+    """Round to six digits: less than a pixel, and a smaller file."""
     return float(f"{value:.6g}")

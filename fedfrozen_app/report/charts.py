@@ -9,7 +9,7 @@ from fedfrozen_app.report.client_charts import client_keys, client_map, client_s
 from fedfrozen_app.report.curves import Series, running_total, series
 from fedfrozen_app.report.selection import chose
 
-# In the order in which a Transformer uses them; query and key, which freezing removes, in signal colours.
+# In the order of a Transformer's computation; query and key, which freezing removes, in signal colours.
 ROLE_COLOURS = {
     "embedding": "purple",
     "query": "vermillion",
@@ -33,7 +33,7 @@ Line = tuple[str, Series, str, str]  # name, values, colour, stroke
 
 
 def make_charts(rows: Sequence[Row], own: Iterable[tuple[str, str, str]] = ()) -> list[Chart]:
-    """What the script draws; `own` are the strategy's own curves: key of the row, title, label."""
+    """The charts that the script draws; `own` are the strategy's own curves: key of the row, title, label."""
     x = round_axis(rows)
     charts = [
         _quality(rows, x),
@@ -60,7 +60,7 @@ def make_charts(rows: Sequence[Row], own: Iterable[tuple[str, str, str]] = ()) -
 
 
 def per_unit(rows: Sequence[Row]) -> str:
-    """Whom an epsilon protects: " per patient"."""
+    """The unit of privacy of an epsilon: " per patient"."""
     return next((f" per {row['privacy_unit']}" for row in rows if "privacy_unit" in row), "")
 
 
@@ -141,7 +141,7 @@ def _drift(rows: Sequence[Row], x: Chart) -> Chart:
 def _stacked(
     rows: Sequence[Row], x: Chart, title: str, unit: str, key: str, total: str, scale: float
 ) -> Chart:
-    """Bars of the parts under `key`; what the parts leave of `total` gets its own, grey one."""
+    """Stacked bars of the parts under `key`; the rest of `total` gets a grey bar."""
     known = PHASE_COLOURS if key == "seconds" else ROLE_COLOURS
     found = {part for row in rows for part in (row.get(key) or {})} - {"total"}
     parts = [part for part in known if part in found] + sorted(found - known.keys())
@@ -160,7 +160,7 @@ def _stacked(
 
 
 def _part(rows: Sequence[Row], key: str, part: str) -> Series:
-    # Not series(): a site may name a role with a dot in it.
+    # Not series(): a site's name for a role may contain a dot.
     having = [row for row in rows if part in (row.get(key) or {})]
     return Series([row["round"] for row in having], [number(row[key][part]) for row in having])
 
@@ -172,7 +172,7 @@ def _rest(rows: Sequence[Row], key: str, total: str, parts: Sequence[str]) -> Se
         value - sum(number(by_round[place].get(part, 0)) for part in parts)
         for place, value in zip(whole.rounds, whole.values, strict=True)
     ]
-    # Phases are timed apart from the total, which may leave a rest of a hair below nothing.
+    # Phases and total are timed separately, so the rest may be slightly negative.
     return Series(whole.rounds, [value if math.isnan(value) else max(value, 0.0) for value in left])
 
 

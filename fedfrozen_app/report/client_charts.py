@@ -10,19 +10,19 @@ from fedfrozen_app.report.chart_data import LEAST_SPAN, Chart, chart, curve, rou
 from fedfrozen_app.report.curves import Series
 from fedfrozen_app.report.selection import layer_count
 
-# What rows keep client by client, in the order in which it is offered.
+# Per-client metrics of the rows, in the order of the menu.
 CLIENT_VIEWS = {
     "client_val_after": "after local training, own held-out rows",
     "client_val_before": "before local training, own held-out rows",
     **{f"personal_{name}": "own model, own test rows" for name in HEADLINES},
     **{f"test_{name}": "own model, test set" for name in HEADLINES},
 }
-MOST_CLIENTS = 200  # lines of a map: more would be thinner than a hair
-MOST_VIEWS = 60  # clients whose layers can be looked at one by one
+MOST_CLIENTS = 200  # lines of a map: more would be too thin
+MOST_VIEWS = 60  # clients with a view of their own layers
 
 
 def client_keys(rows: Sequence[Row]) -> list[str]:
-    """Which accuracies the rows keep client by client."""
+    """The accuracies that the rows have for each client."""
     return [key for key in CLIENT_VIEWS if any(key in (row.get("by_client") or {}) for row in rows)]
 
 
@@ -36,12 +36,12 @@ def client_values(rows: Sequence[Row], key: str) -> dict[str, dict[int, float]]:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Partition numbers by their value, site names by the alphabet."""
+    """Partition numbers by value, site names alphabetically."""
     return sorted(names, key=lambda name: (0, int(name), "") if name.isdecimal() else (1, 0, name))
 
 
 def client_spread(rows: Sequence[Row], x: Chart) -> Chart:
-    """The middle, the tenth to the ninetieth percentile, and the two ends over a round's clients."""
+    """Median, 10th to 90th percentile, minimum and maximum over a round's clients."""
     keys = client_keys(rows)
     key = next((key for key in keys if key.startswith("test_")), keys[0])
     by_round = {}
@@ -88,7 +88,7 @@ def _at(values: Mapping[str, Mapping[int, float]], client: str, place: int) -> f
 
 
 def selection_map(rows: Sequence[Row], x: Chart) -> Chart:
-    """Which layers the clients chose: `selection` of a row is {client: [layers]}."""
+    """A map of the layers that clients chose: `selection` of a row is {client: [layers]}."""
     chosen: dict[int, dict[str, set[str]]] = {
         row["round"]: {client: set(map(str, layers)) for client, layers in row["selection"].items()}
         for row in rows
@@ -149,7 +149,7 @@ def _view(
     low: float | None = None,
     high: float | None = None,
 ) -> Chart:
-    """A line of values for each label; None where `value_of(label, round)` has nothing finite to say."""
+    """A line of values for each label; None where `value_of(label, round)` is not finite."""
     values = [
         [None if value is None or math.isnan(value) else round(value, 4) for value in line]
         for line in ([value_of(label, place) for place in rounds] for label in labels)

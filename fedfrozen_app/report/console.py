@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: a bar or one line per round, and a table at the end."""
+"""Terminal output: a progress bar or one line per round, and a table at the end."""
 
 import logging
 import math
@@ -21,7 +21,7 @@ from fedfrozen_app.files.rows import HEADLINES, Row, is_long, metric_name, metri
 from fedfrozen_app.report.sweep_clock import SWEEP
 
 log = logging.getLogger(__name__)
-# Rounds of one stage cost alike, so the time left is estimated from the latest few.
+# Rounds of one stage take similar time, so the time left is estimated from the latest few.
 ROUNDS_FOR_ESTIMATE = 5
 
 
@@ -54,7 +54,7 @@ def count_stages(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def final_metrics(rows: Sequence[Row], summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """The metrics at the end of a run, as label and text; what the summary lacks is left out."""
+    """The final metrics of a run as (label, text); metrics missing from the summary are left out."""
     return list(_final_metrics(rows, summary))
 
 
@@ -128,7 +128,7 @@ def _epsilon(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tuple[str
 
 
 def colluders_text(rows: Sequence[Row]) -> str:
-    """With how many clients of a round the server may conspire before the noise in a sum is too little."""
+    """How many clients of a round may collude with the server before the noise in a sum is insufficient."""
     few = [row["secure"]["noise"]["colluders"] for row in rows if "noise" in row.get("secure", {})]
     if not few or min(few) == 0:
         return "that conspires with no client"
@@ -136,7 +136,7 @@ def colluders_text(rows: Sequence[Row]) -> str:
 
 
 def masked_facts(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
-    """What the server saw of masked rounds: the smallest sum, and what rounding and clipping did."""
+    """Facts about masked rounds: the smallest sum, and the effects of rounding and clipping."""
     masked = [row["secure"] for row in rows if "summed" in row.get("secure", {})]
     if not masked:
         return
@@ -173,24 +173,24 @@ def closing_table(summary: dict[str, Any], run_dir: Path) -> Table:
     table = Table(title=Text(headline(summary) or run_dir.name), show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    # Text, not str: a "[" in a name or path is no markup.
+    # Text, not str: rich would read "[" in a name or path as markup.
     for label, value in final_metrics(read_rows(run_dir), summary):
         table.add_row(Text(label), Text(value))
     return table
 
 
 def show_end(summary: dict[str, Any], run_dir: Path, console: Console | None = None) -> None:
-    """The closing table, and below it where to look: on a line of its own, to be copied or clicked."""
+    """The closing table, and below it the path of the results on a separate line, to copy or click."""
     console = console or Console()
     console.print(closing_table(summary, run_dir))
     if line := better_baseline(summary, run_dir):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     page = run_dir / "report.html"
-    print_text(page if page.is_file() else run_dir, console.file)  # not by rich, which would wrap it
+    print_text(page if page.is_file() else run_dir, console.file)  # rich would wrap it
 
 
 def better_baseline(summary: dict[str, Any], run_dir: Path) -> str:
-    """One line where a plain model does better on the same rows; "" where none does."""
+    """One line if a plain model does better on the same rows; "" otherwise."""
     plain = summary.get("baseline") or {}
     metric = next((name for name in HEADLINES if name in plain), "accuracy")
     had, own = number(plain.get(metric)), number(summary.get(f"final_test_{metric}"))
@@ -219,7 +219,7 @@ def headline(summary: dict[str, Any]) -> str:
 
 
 class _Description(rich.progress.ProgressColumn):
-    """The one column that gives way in a narrow window, from its end."""
+    """The only column that is cut in a narrow window, at its end."""
 
     def render(self, task: rich.progress.Task) -> Text:
         return Text(task.description, no_wrap=True, overflow="ellipsis")
@@ -228,20 +228,20 @@ class _Description(rich.progress.ProgressColumn):
 class Progress:
     """Shows the rounds as they end: a bar on a terminal, else one line per round.
 
-    The bar counts bytes since it began; a line gives the bytes of its own round, because in a log
-    the step at the change of stage is what one looks for.
+    The bar counts bytes since it began; a line gives its round's bytes, because a log should show the step at
+    a stage change.
     """
 
     def __init__(self, total_rounds: int, *, start_round: int = 0, stream: TextIO | None = None) -> None:
         self._total = total_rounds
         self._stream = stream if stream is not None else sys.stdout
         self._recent: deque[float] = deque(maxlen=ROUNDS_FOR_ESTIMATE)
-        self._first: float | None = None  # what the first round took here: it compiles and fills caches
-        self._score = ""  # the latest one: rounds without evaluation keep showing it in the bar
+        self._first: float | None = None  # seconds of the first round, which compiles and fills caches
+        self._score = ""  # the latest score: rounds without evaluation keep showing it in the bar
         self._bytes = Counter[str]()
         self._moved: list[tuple[logging.StreamHandler[Any], TextIO]] = []
         self._bar: rich.progress.Progress | None = None
-        self._sweep = SWEEP.get()  # of which this run is one: then the bar and the time left are the sweep's
+        self._sweep = SWEEP.get()  # the sweep of this run: bar and time left then cover the sweep
         self._runs, self._before = (self._sweep.runs, self._sweep.done) if self._sweep else (1, 0)
         console = Console(file=self._stream)
         # Not console.is_terminal: FORCE_COLOR would then draw bars into the log files of a CI.
@@ -262,8 +262,8 @@ class Progress:
         if self._bar is not None:
             terminals = (sys.stdout, sys.stderr, self._stream)
             self._bar.start()
-            # rich now prints what is written to sys.stderr above the bar, but log handlers hold the
-            # stream itself: they are sent through rich too until the bar ends.
+            # rich prints writes to sys.stderr above the bar, but log handlers hold the original stream: they
+            # are redirected through rich until the bar ends.
             for handler in _stream_handlers():
                 if any(handler.stream is terminal for terminal in terminals):
                     self._moved.append((handler, handler.stream))
@@ -309,12 +309,12 @@ class Progress:
         self._score = score or self._score
         self._bytes.update({way: row.get(f"bytes_{way}") or 0 for way in ("up", "down")})
         sent = [f"{way} {human_bytes(self._bytes[way])}" for way in ("up", "down")]
-        parts = [self._score, stage, self._left(row), *sent]  # a narrow window cuts the last of them
+        parts = [self._score, stage, self._left(row), *sent]  # a narrow window cuts the last one
         text = "  ".join(part for part in parts if part)
         self._bar.update(self._task, description=text, **self._at(row["round"]))
 
     def _at(self, server_round: int) -> dict[str, Any]:
-        """How far the bar is, and its text."""
+        """The position of the bar, and its text."""
         place = f"round {server_round}/{self._total}"
         if self._sweep is not None:
             place = f"{self._sweep.place()} {place}"

@@ -1,8 +1,8 @@
-"""The curves of a run: how its rows are read, and a picture of them.
+"""The curves of a run: reading its rows, and plotting them.
 
 A row need not hold every key (rounds that were not evaluated, frozen rounds without kernel drift),
-and a diverged run holds NaN. `series` alone distinguishes "absent" from "not finite", so
-the picture, the page and the console agree about what is missing.
+and a diverged run holds NaN. Only `series` distinguishes "absent" from "not finite", so picture, page and
+console agree about missing values.
 """
 
 import logging
@@ -32,7 +32,7 @@ MUTED = (
 
 
 class Series(NamedTuple):
-    """The rounds that hold a value, and the values; one that is not a finite number is NaN."""
+    """The rounds with a value, and the values; values that are not finite numbers are NaN."""
 
     rounds: list[int]
     values: list[float]
@@ -69,17 +69,17 @@ def series(rows: Sequence[Row], key: str) -> Series:
 
 
 def running_total(counts: Series, scale: float = 1.0) -> Series:
-    """The sum so far; a value that is not finite adds nothing."""
+    """The cumulative sum; values that are not finite add nothing."""
     finite = (0.0 if math.isnan(value) else value * scale for value in counts.values)
     return Series(counts.rounds, list(accumulate(finite)))
 
 
 def stage_marks(rows: Sequence[Row]) -> list[tuple[float, str]]:
-    """Where the stage changes: the point between two rounds, and what begins there."""
+    """Stage changes: the point between two rounds, and the name of the new stage."""
     marks = []
     for before, after in pairwise(rows):
         old, new = before.get("stage", "initial"), after.get("stage")
-        # The first training round is no change, unless the run is frozen from the start.
+        # The first training round is not a change, unless the run is frozen from the start.
         if new in (None, old) or (old == "initial" and new != "frozen"):
             continue
         label = "kernel frozen" if new == "frozen" else str(new)
@@ -95,14 +95,14 @@ def write_curves(rows: Sequence[Row], path: Path, *, title: str) -> None:
 
 
 def curves_figure(rows: Sequence[Row], *, title: str) -> "Figure":
-    # Imported here so that the console, which needs the functions above, does not wait for it.
+    # Imported here, so that the console, which uses the functions above, starts quickly.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     figure = Figure(figsize=(11, 7.6), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
     FigureCanvasAgg(figure)
-    # A "$" in a name must not be read as mathematics.
+    # A "$" in a name must not start math mode.
     figure.suptitle(title, fontsize=14, fontweight="bold", parse_math=False)
     marks = stage_marks(rows)
     for axes, panel in zip(figure.subplots(2, 2, sharex=True).flat, _panels(rows), strict=True):

@@ -1,4 +1,4 @@
-"""The rows of a run, out of its `data.json`: for the report and the summary."""
+"""The account of a run's rows in `data.json`, for the report and the summary."""
 
 import logging
 from pathlib import Path
@@ -11,14 +11,14 @@ from fedfrozen_app.report.html import Table
 
 log = logging.getLogger(__name__)
 
-MOST_CLIENTS = 1000  # with a line each
-MOST_CLASSES = 12  # columns of the table; with more, their number alone
+MOST_CLIENTS = 1000  # listed one by one
+MOST_CLASSES = 12  # columns of the table; for more classes, only their number
 PARTS = {"rows": dict, "splits": dict, "clients": dict, "classes": list, "warnings": list}
 SPLITS = {"train": "train", "test": "test", "server_validation": "of train, kept by the server"}
 
 
 def read_data(run_dir: Path) -> dict[str, Any] | None:
-    """None where there is none, as in an older run; also where it is damaged, and then that is logged."""
+    """Read data.json; None if there is none (older runs) or it is damaged, which is logged."""
     path = run_dir / "data.json"
     try:
         found = read_object(path)
@@ -32,7 +32,7 @@ def read_data(run_dir: Path) -> dict[str, Any] | None:
 
 
 def brief(found: dict[str, Any]) -> dict[str, Any]:
-    """For summary.json: rows and classes in numbers."""
+    """The numbers of rows and classes for summary.json."""
     rows = found["rows"]
     lost = {split: sum(part["dropped"].values()) for split, part in found["splits"].items()}
     texts = found.get("texts", {}).get("splits", {}).values()
@@ -51,7 +51,7 @@ def brief(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text_line(texts: dict[str, Any]) -> tuple[str, str]:
-    """How long a text the model reads, and how many are longer."""
+    """The maximum length of a text, and how many texts are longer."""
     pieces = texts["tokenizer"]
     length = f"{texts['max_tokens']} tokens"
     if texts["chunks"] > 1:
@@ -63,7 +63,7 @@ def _text_line(texts: dict[str, Any]) -> tuple[str, str]:
 
 
 def _band_lines(bands: dict[str, Any], columns: int) -> list[list[str]]:
-    """Very many clients in five lines: the client that so many of them lie below."""
+    """Very many clients in five lines: quantiles of the clients' rows."""
     words = {"p0": "the smallest", "p5": "5 % are smaller", "p50": "the median", "p95": "95 % are smaller"}
     words["p100"] = "the largest"
     empty = [""] * columns
@@ -79,7 +79,7 @@ def _band_lines(bands: dict[str, Any], columns: int) -> list[list[str]]:
 
 
 def data_section(found: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What the page shows: a row per split and client, what was dropped and why, and the warnings."""
+    """The section of the page: a row per split and client, dropped rows with reasons, and warnings."""
     if found is None:
         return None
     classes = found["classes"] if len(found["classes"]) <= MOST_CLASSES else []

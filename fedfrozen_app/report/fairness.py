@@ -1,4 +1,4 @@
-"""Who is served badly: the section of a report, from fairness.json."""
+"""The fairness section of a report, from fairness.json."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ TITLES = {
 }
 COLOURS = {"global": "blue", "personal": "vermillion", "after": "green"}
 HEAD = ["group", "model", "rows", "accuracy", "95 % interval", "macro F1", "AUROC", "calibration error"]
-# Of the rows of one class the other metrics say nothing.
+# Within one class the other metrics are undefined.
 CLASS_HEAD = ["class", "model", "rows", "recall", "95 % interval"]
 MOST_LINES = 120
 
 
 def read_fairness(run: Path) -> dict[str, Any] | None:
-    """fairness.json as the run wrote it; None where it wrote none. Raises `Damaged`."""
+    """fairness.json as the run wrote it; None if it wrote none. Raises `Damaged`."""
     path = run / "fairness.json"
     found = read_object(path)
     if found is not None and not _is_fairness(found):
@@ -105,7 +105,7 @@ def group_rows(found: Mapping[str, Any], column: str) -> list[list[str]]:
 
 
 def _others(one: Mapping[str, Any]) -> list[str]:
-    """The metrics beside accuracy."""
+    """The metrics other than accuracy."""
     if has_one_class(dict(one)):
         return ["one class only", *([""] * (len(METRICS) - 2))]
     return [f"{one[key]:.3f}" if key in one else "" for key in METRICS[1:]]
@@ -117,13 +117,13 @@ def _interval(one: Mapping[str, Any]) -> str:
 
 
 def _sure(parts: Sequence[Mapping[str, float]]) -> list[list[float]]:
-    """Without scores that are not finite: a model that has burst is sure of nothing."""
+    """Only bins with finite scores: a diverged model has no confidence."""
     known = [part for part in parts if math.isfinite(part["confidence"])]
     return [[round(part["confidence"], 4), round(part["right"], 4)] for part in known]
 
 
 def reliability_chart(found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """How often the model is right when it is so sure: on the diagonal it is calibrated."""
+    """Accuracy by confidence: on the diagonal the model is calibrated."""
     if not found:
         return []
     series = [

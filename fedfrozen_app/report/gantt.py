@@ -1,4 +1,4 @@
-"""Who did what when, in virtual time: a bar for each client and round (a Gantt chart), as inline SVG."""
+"""A Gantt chart in virtual time: a bar for each client and round, as inline SVG."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +20,8 @@ from fedfrozen_app.report.gantt_bars import (
 from fedfrozen_app.report.html import render_part
 from fedfrozen_app.report.paced_gantt import NOTE, is_paced, paced_pictures
 
-ROUNDS = 4  # that a chart shows at most
-STEP = 100  # from one entry of the legend to the next
+ROUNDS = 4  # shown in a chart at most
+STEP = 100  # distance between legend entries
 
 
 def gantt_section(rows: Sequence[Row]) -> Markup | None:
@@ -56,14 +56,14 @@ def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
 
 
 def _shown(timed: Sequence[Row]) -> list[Row]:
-    """Rounds of the first and of the last stage: what freezing saves shows between them."""
+    """Rounds of the first and of the last stage, which show what freezing saves."""
     first = [row for row in timed if row.get("stage") == timed[0].get("stage")]
     last = [row for row in timed if row.get("stage") == timed[-1].get("stage")]
     return list(first[: ROUNDS // 2]) + (last[: ROUNDS // 2] if last[0] is not first[0] else [])
 
 
 def _picture(row: Row, begin: float, names: Sequence[str], longest: float) -> dict[str, Any]:
-    """One round; all are drawn to the scale of the longest."""
+    """One round, drawn to the scale of the longest."""
     times, length = row["virtual_by_client"], row["virtual_seconds"] - begin
     bars = []
     for line, name in enumerate(names):

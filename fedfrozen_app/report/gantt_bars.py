@@ -1,10 +1,10 @@
-"""The bars of a Gantt chart: what each client does, line by line."""
+"""The bars of a Gantt chart, one line per client."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 PARTS = (("waits", "grey"), ("downloads", "sky"), ("trains", "vermillion"), ("uploads", "blue"))
-CLIENTS = 20  # that one picture shows at most
+CLIENTS = 20  # shown in a picture at most
 LEFT, WIDTH, HEIGHT = 110, 640, 16  # of names, of the bars' space, and of one client's line
 LEAST = 1e-3  # of the whole width: a shorter bar cannot be seen
 

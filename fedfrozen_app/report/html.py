@@ -1,7 +1,7 @@
-"""Pages from templates: all text is escaped, and a page is one file that needs nothing else.
+"""Pages from templates: all text is escaped, and a page is one self-contained file.
 
 Names, paths and failure messages come from users and sites. Jinja escapes them, and a content security policy
-lets only our own script and style run: text that escaped its place would still be inert.
+allows only our own script and style: unescaped text would still be inert.
 """
 
 import base64
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Table(NamedTuple):
-    """A table of a page: the titles of its columns, and its lines. The first column is text."""
+    """A table of a page: column titles and rows. The first column is text."""
 
     head: Sequence[str]
     body: Sequence[Sequence[str]]
@@ -47,7 +47,7 @@ def _templates() -> "Environment":
 def render_page(
     template: str, title: str, *, charts: Sequence[Chart] = (), version: str = "", **values: Any
 ) -> str:
-    """A whole page. With `version` it is a live one, which asks its server for anything newer."""
+    """A whole page. With `version` it is live: it polls its server for a newer version."""
     files = page_assets()
     style, script = files["page.css"], files["page.js"] + (files["live.js"] if version else "")
     policy = "default-src 'none'; img-src data:; "
@@ -59,7 +59,7 @@ def render_page(
 
 
 def render_part(template: str, **values: Any) -> Markup:
-    """A part of a page, to be handed to the page's template."""
+    """A part of a page, for the page's template."""
     return Markup(_templates().get_template(template).render(**values))
 
 
@@ -68,17 +68,17 @@ def save(html: str, path: Path) -> None:
 
 
 def linked_cell(text: str, target: str | None) -> str:
-    """A cell of a table: the text, linked where there is a target."""
+    """A cell of a table: the text, linked if there is a target."""
     return text if target is None else Markup('<a href="{}">{}</a>').format(target, text)
 
 
 def png_text(png: bytes) -> str:
-    """A picture as a page holds it."""
+    """A picture encoded for embedding in a page."""
     return base64.b64encode(png).decode()
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested settings as dotted keys, which is how they are overridden."""
+    """Nested settings as dotted keys, as in overrides."""
     found = []
     for key, value in tree.items():
         if isinstance(value, dict) and value:

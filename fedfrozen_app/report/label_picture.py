@@ -1,7 +1,7 @@
-"""A picture of who holds what: the labels of every client.
+"""A picture of the label distribution over clients.
 
-Drawn on a figure of its own, without pyplot, so that matplotlib's global state stays untouched. matplotlib is
-imported by what draws: a run needs this module before its first round, and a picture only later.
+Drawn on a figure of its own, without pyplot, so that matplotlib's global state stays untouched. The drawing
+functions import matplotlib: a run needs this module before its first round, but a picture only later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_BARS = 30  # more clients than this are drawn as a heat map
-MAX_STACKED = 20  # and more classes than this too: stacks of more colours cannot be distinguished
+MAX_STACKED = 20  # the same for more classes than this: more colours cannot be distinguished
 
 HATCHES = ("", "////")  # the second ten classes have the colours of the first, hatched
 
@@ -33,7 +33,7 @@ def label_picture(
     path: str | Path,
     of: int | None = None,
 ) -> None:
-    """Write a PNG of ``counts`` (clients, classes); ``of``: how many there are, if more."""
+    """Write a PNG of ``counts`` (clients, classes); ``of``: the number of all clients, if larger."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -93,7 +93,7 @@ def _heat_map(figure: Figure, axes: Axes, counts: np.ndarray, classes: Sequence[
     from matplotlib.colors import PowerNorm
     from matplotlib.ticker import MaxNLocator
 
-    # White is none at all; the square root keeps small holdings visible beside large ones.
+    # White is zero; the square root keeps small counts visible next to large ones.
     shown = axes.imshow(
         np.ma.masked_equal(counts, 0),
         aspect="auto",
@@ -101,7 +101,7 @@ def _heat_map(figure: Figure, axes: Axes, counts: np.ndarray, classes: Sequence[
         norm=PowerNorm(0.5, vmin=0, vmax=max(1, counts.max())),
         interpolation="nearest",
     )
-    ticks = MaxNLocator(nbins=6, integer=True)  # half an example is none
+    ticks = MaxNLocator(nbins=6, integer=True)  # counts are integers
     figure.colorbar(shown, ax=axes, label="examples", pad=0.02, ticks=ticks)
     columns = range(0, len(classes), _step(len(classes), 60))
     crowded = len(classes) > 12 or max(map(len, classes)) > 6
@@ -112,7 +112,7 @@ def _heat_map(figure: Figure, axes: Axes, counts: np.ndarray, classes: Sequence[
 
 
 def _step(count: int, most: int) -> int:
-    """The smallest round step that leaves no more than ``most`` ticks."""
+    """The smallest round step that gives at most ``most`` ticks."""
     steps = (factor * 10**power for power in range(10) for factor in (1, 2, 5))
     return next(step for step in steps if step * most >= count)
 

@@ -54,20 +54,20 @@ print(tokenizer.decode(written, skip_special_tokens=True))""",
 
 @dataclass(frozen=True)
 class Exported:
-    """What the folder holds, beside what the run's files say."""
+    """Properties of an exported folder, besides those in the run's files."""
 
     kind: str  # the task
     model_class: str  # of transformers
     parameters: int
     classes: tuple[str, ...]
-    adapter: bool = False  # of peft, to be loaded on its base
-    base: str | None = None  # where that is; None: in the folder
-    reads: str = ""  # what is done to an input, in sentences
+    adapter: bool = False  # a PEFT adapter, loaded on its base
+    base: str | None = None  # the base's location; None: in the folder
+    reads: str = ""  # preprocessing of an input, in sentences
     grey: bool = False  # pictures have one channel
     joins_words: bool = False  # entities: a sentence is its words with spaces between them
-    separator: str = ""  # of a language model: between prompt and answer
-    new_tokens: int = 32  # how many it is asked for
-    chunks: int = 1  # of a long text, over whose scores the mean is taken
+    separator: str = ""  # for a language model: between prompt and answer
+    new_tokens: int = 32  # to generate
+    chunks: int = 1  # of a long text, whose scores are averaged
 
 
 WHOLE = """\
@@ -81,7 +81,7 @@ inputs = tokenizer(
 chunks = {name: inputs[name][:CHUNKS] for name in ("input_ids", "attention_mask")}
 with torch.no_grad():
     scores = model(**chunks).logits.mean(dim=0, keepdim=True)."""
-# Bytes have no mark for a word's beginning: the words are joined by spaces.
+# Byte tokens do not mark word starts: the words are joined by spaces.
 JOINED = (
     'inputs = tokenizer(" ".join(words), truncation=True, return_tensors="pt")',
     'inputs.char_to_token(len(" ".join([*words[:number], ""])))',
@@ -93,7 +93,7 @@ WORDS = (
 
 
 def example(exported: Exported) -> list[str]:
-    """Fenced Python. `folder` is the folder of the card, wherever it lies."""
+    """Fenced Python. `folder` is the folder of the model card."""
     if exported.kind not in AUTO:
         return [f"Load it as transformers' {exported.model_class}, by `from_pretrained`."]
     auto = AUTO[exported.kind]
@@ -131,7 +131,7 @@ for number in scores.argsort(descending=True).tolist():
 
 
 def calibrated_example(exported: Exported) -> list[str]:
-    """The same with temperature and prediction set; empty where no class is predicted for a row."""
+    """The example with temperature and prediction set; empty unless one class is predicted per row."""
     if exported.kind not in ("image", "text"):
         return []
     lines = ["import json", *example(exported)[1:-2]]

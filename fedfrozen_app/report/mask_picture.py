@@ -1,4 +1,4 @@
-"""Predicted masks beside the true ones, as a picture for the report."""
+"""A picture of predicted and true masks for the report."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ OPACITY = 0.55
 
 
 def mask_picture(pictures: np.ndarray, truth: np.ndarray, guess: np.ndarray, path: Path) -> None:
-    """Write a PNG with a line for each picture: as it is, with its true mask, and with the predicted one.
+    """Write a PNG with one row per picture: unchanged, with its true mask, and with the predicted one.
 
     `pictures`: uint8 (pictures, channels, height, width); masks: class numbers (pictures, height, width).
     """
@@ -38,7 +38,7 @@ def mask_picture(pictures: np.ndarray, truth: np.ndarray, guess: np.ndarray, pat
 
 
 def overlaid(picture: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """(height, width, 3): each class in a colour of its own over the picture, the background as it is."""
+    """(height, width, 3): each class in its own colour over the picture, the background unchanged."""
     found = picture.astype(np.float64)
     for number in np.unique(mask[mask > 0]):
         inside = mask == number

@@ -1,5 +1,5 @@
-"""The README.md of an exported model: what it is, how to load it, what it was trained on and how, and what it
-should not be trusted with. All figures come from the run's own files."""
+"""The README.md of an exported model: what it is, how to load it, how and on what it was trained, and its
+limits. All numbers come from the run's own files."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -83,13 +83,13 @@ def _results(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _plain_model(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """What a plain model has on the same test rows, where the run fitted one."""
+    """The result of a plain model on the same test rows, if the run fitted one."""
     metric = next((name for name in ("accuracy", "f1") if name in (found or {})), None)
     return [(f"For comparison: {found['name']}", f"{found[metric]:.4f}")] if found and metric else []
 
 
 def _data(data: Mapping[str, Any] | None, config: Mapping[str, Any]) -> list[str]:
-    """Rows in counts. None of single clients where they are real sites', or epsilon does not cover them."""
+    """Row counts. Omits counts of single clients for real sites, or where epsilon does not cover them."""
     name, floor = config["dataset"]["name"], config["dataset"]["subgroup_floor"]
     if data is None:
         return [f"{name}. The run has no record of its rows."]
@@ -100,7 +100,7 @@ def _data(data: Mapping[str, Any] | None, config: Mapping[str, Any]) -> list[str
             f"{rows['test']['rows']:,} test rows and {rows['server_validation']['rows']:,} for validation."
         ]
     clients, tested = list(data["clients"].values()), f"{rows['test']['rows']:,} test rows"
-    bands = data.get("client_bands")  # of very many, in place of the clients
+    bands = data.get("client_bands")  # quantiles in place of very many clients
     count = len(clients) if bands is None else bands["clients"]
     if config["privacy"]["name"] != "none":
         return [
@@ -130,7 +130,7 @@ def _training(config: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str
     name = str(config["strategy"]["name"])
     try:
         says, paper = registry.described("strategies", name)
-    except UserError:  # a method of a package that is gone
+    except UserError:  # a method of an uninstalled package
         says, paper = "", ""
     client, adapter = config["client"], config["adapter"]
     rows = [
@@ -248,7 +248,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """A name out of the data, which must not become Markdown or HTML."""
+    """Escape a name from the data, which must not be interpreted as Markdown or HTML."""
     return "".join(f"\\{sign}" if sign in r"\`*_{}[]<>#|~" else sign for sign in " ".join(str(text).split()))
 
 

@@ -1,4 +1,4 @@
-"""The files a run leaves behind, written when it ends."""
+"""Writes a run's output files when it ends."""
 
 import json
 import shlex
@@ -44,8 +44,8 @@ def write_outputs(
 def write_interrupted(
     folder: Path, metadata: dict[str, str], status: str = "interrupted", **details: Any
 ) -> None:
-    """The same for a run whose process was killed: as of its newest checkpoint, if it has one."""
-    # A run removes the old summary when it begins: one that is here belongs to a run that had ended.
+    """The outputs of a run whose process was killed, from its newest checkpoint if there is one."""
+    # A run removes the old summary at its start: an existing one belongs to a run that had ended.
     if (folder / "summary.json").exists() or not checkpoint.numbers(folder / "checkpoints"):
         return
     last = checkpoint.newest(folder)

@@ -1,5 +1,5 @@
-"""The Gantt chart of a run that does not wait for all clients: their requests in a stretch of virtual time,
-the server's steps as lines, and at each reply how old it was."""
+"""The Gantt chart of an asynchronous run: clients' requests over a period of virtual time, the server's steps
+as lines, and each reply's staleness."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.report.gantt_bars import HEIGHT, LEAST, LEFT, PARTS, WIDTH, Bar, labels_of, names_of
 
-STEPS = 6  # of the server that one picture shows
+STEPS = 6  # of the server shown in one picture
 MARK = 3  # width of the mark at a reply
 NOTE = (
     "Lines are the server's steps. Green: a reply that counts in the step that it was asked for; orange: so "
@@ -18,12 +18,12 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Request:
-    """One client's request, and what became of its reply."""
+    """One client's request and the outcome of its reply."""
 
     client: str
     asked: float
-    seconds: Sequence[float]  # of each of PARTS
-    age: int | None = None  # steps of the server; None: it has not arrived
+    seconds: Sequence[float]  # for each of PARTS
+    age: int | None = None  # staleness in server steps; None: not arrived
     dropped: bool = False
 
     @property
@@ -36,7 +36,7 @@ def is_paced(rows: Sequence[Row]) -> bool:
 
 
 def requests_of(rows: Sequence[Row]) -> list[Request]:
-    """Each reply found in the row of the round in which it arrived."""
+    """All requests, with replies from the row of the round in which they arrived."""
     ages: dict[tuple[str, int], tuple[int, bool]] = {}
     for row in rows:
         for kind in ("used", "dropped"):
@@ -53,11 +53,11 @@ def requests_of(rows: Sequence[Row]) -> list[Request]:
 
 
 def paced_pictures(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The first steps of the server, and those from the beginning of the last stage on."""
+    """The first steps of the server, and the first steps of the last stage."""
     timed = [row for row in rows if "virtual_seconds" in row]
     last = next((n for n, row in enumerate(timed) if n and row.get("stage") == timed[-1].get("stage")), 1)
     starts = [1] if last <= STEPS else [1, last]
-    stretches = [timed[start - 1 : start + STEPS] for start in starts]  # with the row before the first
+    stretches = [timed[start - 1 : start + STEPS] for start in starts]  # including the row before the first
     requests = requests_of(rows)
     return [_picture(stretch, requests) for stretch in stretches if len(stretch) > 1]
 
@@ -97,7 +97,7 @@ def _bars(one: Request, lines: Mapping[str, int], x: Any) -> Iterator[Bar]:
 
 
 def _mark(one: Request, lines: Mapping[str, int], x: Any) -> dict[str, Any]:
-    """Where its reply arrives: fresh, so many steps old, or dropped."""
+    """The mark at its reply: fresh, stale by `age` steps, or dropped."""
     text = "×" if one.dropped else str(one.age) if one.age else ""
     age = f"{one.age} steps old" if one.age else "of this step"
     return {

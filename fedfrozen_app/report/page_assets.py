@@ -1,6 +1,6 @@
 """The script, the style and the templates of the pages.
 
-The sources are the files in `assets/`. Flower's bundle may carry .py, .json and .yaml, but no .js, .css or
+The sources are the files in `assets/`. Flower's bundle may contain .py, .json and .yaml, but no .js, .css or
 .html, and a run under Flower writes its report from the bundle. So the pages read `page_assets.json`, which
 `python -m fedfrozen_app.report.page_assets` makes from the sources; a test fails when it is stale.
 """

@@ -1,9 +1,9 @@
 """Personal models, each evaluated on its client's own test rows, and how even the results are.
 
 `personal.json` of a run holds one entry per client: the global model, its personal model, and the same
-after one more round of local training. The mean hides who is left behind, so the worst client and the spread
-are given too. `fedfrozen personal RUN...` puts runs next to each other: for example a federation and
-`strategy=local`, which is local training alone.
+after one more round of local training. The mean hides clients that are served badly, so the worst client and
+the spread are reported too. `fedfrozen personal RUN...` puts runs next to each other: for example a
+federation and `strategy=local`, which is local training alone.
 """
 
 import json
@@ -37,7 +37,8 @@ COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, "#CC79A7", "#56B4E9", "#000000")
 def summarise_clients(
     evaluated: Mapping[str, Mapping[str, float]], rows: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> dict[str, Any]:
-    """`evaluated` are the clients' own metrics, `rows` the run's rounds, `names` the partition's words."""
+    """Summary of personal models. `evaluated`: the clients' metrics, `rows`: the run's rounds, `names`: the
+    partition's names of clients."""
     took_part = Counter(client for row in rows for client in row.get("clients", ()))
     clients: list[dict[str, Any]] = [
         {
@@ -70,7 +71,7 @@ def summarise_clients(
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:
-    """Unweighted over clients: each counts once, however many rows it has."""
+    """The spread over clients, unweighted: each counts once, regardless of its rows."""
     if not values:
         return None
     return {"mean": statistics.fmean(values), "worst": min(values), "std": statistics.pstdev(values)}
@@ -89,7 +90,7 @@ def accuracies(metrics: Mapping[str, Any], model: str) -> list[float]:
 
 def fairness_picture(lines: Mapping[str, Sequence[float]], path: Path) -> None:
     """Clients from worst to best: the higher a line starts, the smaller the loss of the worst clients."""
-    # Imported by what draws: a run needs the functions above, and not all have such a picture.
+    # Imported here: a run needs the functions above, but not every run draws this picture.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""The report of a run: one page that needs nothing else, to be mailed, archived or printed."""
+"""The report of a run: one self-contained page to mail, archive or print."""
 
 import logging
 import math
@@ -39,20 +39,20 @@ from fedfrozen_app.report.site_states import site_section
 from fedfrozen_app.report.summary import method_of, read_summary
 
 log = logging.getLogger(__name__)
-ENDED = ("completed", "stopped early", "failed", "interrupted")  # states in which no round follows
-MOST_CLIENTS = 1000  # with a line each
+ENDED = ("completed", "stopped early", "failed", "interrupted")  # final states
+MOST_CLIENTS = 1000  # listed one by one
 COARSE = "Each from the rows that this client holds out, which may be very few."
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write report.html of a run that has ended, or of what it has done so far."""
+    """Write report.html of a run, finished or not."""
     path = run_dir / "report.html"
     save(run_page(run_dir), path)
     return path
 
 
 def run_page(run_dir: Path, *, version: str = "") -> str:
-    """From metrics.jsonl, summary.json and, where there is one, labels.png; live with `version`."""
+    """The page from metrics.jsonl, summary.json and, if there is one, labels.png; live with `version`."""
     rows = read_rows(run_dir)
     summary = read_summary(run_dir, rows)
     return render(
@@ -74,9 +74,9 @@ def run_page(run_dir: Path, *, version: str = "") -> str:
 
 
 def _held_out(path: Path) -> dict[str, int]:
-    """By client, how many rows it evaluates itself on; empty where that is not recorded."""
+    """The number of held-out rows of each client; empty if not recorded."""
     try:
-        found = read_object(path) or {}  # an older run has none, nor a deployed one
+        found = read_object(path) or {}  # older and deployed runs have none
         return {client: int(sizes["held_out"]) for client, sizes in found.items()}
     except (UserError, ValueError, TypeError, KeyError) as error:
         log.warning("The numbers of rows held out are left out: %s", error)
@@ -84,7 +84,7 @@ def _held_out(path: Path) -> dict[str, int]:
 
 
 def _picture(path: Path) -> bytes | None:
-    """A PNG of the run's folder, if there is one that is whole."""
+    """A PNG of the run's folder; None if missing or damaged."""
     try:
         found = read_checked(path)
     except UserError as error:
@@ -148,9 +148,9 @@ def render(
 def _setting(summary: dict[str, Any]) -> str:
     config = summary.get("config") or {}
     partition, runtime = config.get("partition"), config.get("runtime")
-    own_data = isinstance(runtime, dict) and runtime.get("name") == "deployed"  # rows are not dealt
+    own_data = isinstance(runtime, dict) and runtime.get("name") == "deployed"  # rows are not partitioned
     words = []
-    if config.get("num_clients") is not None:  # sites come and go
+    if config.get("num_clients") is not None:  # unset for sites, which join and leave
         words.append(counted(config["num_clients"], "client"))
     if "participation" in config:
         words.append(f"participation {text(config['participation'])}")
@@ -191,7 +191,7 @@ def _scores(rows: Sequence[Row], summary: dict[str, Any]) -> list[tuple[str, str
 
 
 def _stages(rows: Sequence[Row]) -> Table:
-    """What a round of each stage costs: the saving of freezing, in numbers."""
+    """The cost of a round by stage, which shows what freezing saves."""
 
     def mean(group: Sequence[Row], key: str) -> float:
         values = [value for value in series(group, key).values if not math.isnan(value)]
@@ -217,7 +217,7 @@ def _stages(rows: Sequence[Row]) -> Table:
 
 
 def _clients(rows: Sequence[Row], of_all: int | None, held_out: Mapping[str, int]) -> dict[str, Any] | None:
-    """Each client's latest accuracies: the map in numbers. `of_all`: how many clients the run has."""
+    """Each client's latest accuracies, as a table of the map. `of_all`: the number of the run's clients."""
     columns = {key: client_values(rows, key) for key in client_keys(rows)}
     if not columns:
         return None
@@ -243,7 +243,7 @@ def _clients(rows: Sequence[Row], of_all: int | None, held_out: Mapping[str, int
 def _client_bands(
     columns: Mapping[str, Mapping[str, Mapping[int, float]]], clients: int, of_all: int | None
 ) -> dict[str, Any]:
-    """The same for more clients than anybody reads, as quantiles over them."""
+    """`_clients` for very many clients, as quantiles over them."""
     body = []
     for key, values in columns.items():
         bands = quantiles([last(by_round) for by_round in values.values()])
@@ -293,7 +293,7 @@ def _rounds(rows: Sequence[Row]) -> Table:
 
 
 def _coarse(value: float) -> str:
-    """Two decimals: a client evaluates on few rows, and more would only look exact."""
+    """Two decimals: a client evaluates on few rows, so more digits would suggest false precision."""
     return "" if math.isnan(value) else f"{value:.2f}"
 
 
@@ -302,7 +302,7 @@ def _decimal(value: float) -> str:
 
 
 def _command(summary: dict[str, Any]) -> str:
-    """The run's command, with an output folder of its own."""
+    """The run's command, with another output folder."""
     used = summary.get("command", "")
     if not isinstance(used, str):
         used = shlex.join(map(str, used))

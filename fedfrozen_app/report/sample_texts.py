@@ -15,7 +15,7 @@ LINES = {"prompt": "prompt", "answer": "the data's answer", "before": "before tr
 
 
 def read_samples(run: Path) -> list[dict[str, Any]]:
-    """Empty where the model writes no text, or where the file is damaged, which is logged."""
+    """Read samples.json; empty if the model writes no text, or the file is damaged (logged)."""
     try:
         found = json.loads(checked.content) if (checked := read_checked(run / FILE)) is not None else []
     except (UserError, ValueError, RecursionError) as error:

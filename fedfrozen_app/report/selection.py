@@ -1,4 +1,4 @@
-"""Who chose which layers, round by round: a heat map, and how much the choices change."""
+"""The layers that clients chose in each round: a heat map, and how much the choices change."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 from fedfrozen_app.files.disk import whole_file
 
 if TYPE_CHECKING:
-    import numpy as np  # only pictures need it, and `fedfrozen list` imports this module
+    import numpy as np  # only for pictures; `fedfrozen list` imports this module
 
 Row = dict[str, Any]
-MAX_CLIENTS = 12  # more are shown as their sum alone
+MAX_CLIENTS = 12  # more are shown only as their sum
 
 
 def chose(rows: Sequence[Row]) -> bool:
-    """Whether any client chose a layer; where only the head is trained no client can."""
+    """Whether any client chose a layer; impossible if only the head is trained."""
     return any(layers for row in rows for layers in row.get("selection", {}).values())
 
 
 def layer_count(rows: Sequence[Row]) -> int:
-    """How many layers there were to choose from; in older runs, as many as were chosen or scored."""
+    """The number of layers to choose from; for older runs, the number chosen or scored."""
     known = (max(row.get("layers") or [-1]) for row in rows)
     chosen = (layer for row in rows for picked in row.get("selection", {}).values() for layer in picked)
     scored = (len(row.get("layer_scores", ())) - 1 for row in rows)
@@ -27,9 +27,10 @@ def layer_count(rows: Sequence[Row]) -> int:
 
 
 def selection_changes(rows: Sequence[Row]) -> float | None:
-    """How many of a client's layers it did not have in its last round before, mean over clients and rounds.
+    """The mean number of a client's layers that it did not choose in its previous round, over clients and
+    rounds.
 
-    0: all clients keep their layers; K: all of them change all K layers. None where nothing can be compared.
+    0: all clients keep their layers; K: all clients change all K layers. None if nothing can be compared.
     """
     last: dict[str, set[int]] = {}
     changed: list[int] = []
@@ -42,7 +43,7 @@ def selection_changes(rows: Sequence[Row]) -> float | None:
 
 
 def selection_table(rows: Sequence[Row], clients: Sequence[str]) -> "np.ndarray":
-    """(clients, layers, rounds): 1 where the client chose the layer, NaN where it was not there."""
+    """(clients, layers, rounds): 1 if the client chose the layer, NaN if it was not in the round."""
     import numpy as np
 
     table = np.full((len(clients), layer_count(rows), len(rows)), np.nan)
@@ -74,7 +75,7 @@ def write_selection(rows: Sequence[Row], path: Path) -> None:
     for place, (title, image) in enumerate(panels):
         axes = figure.add_subplot(len(panels), 1, place + 1)
         extent = (rows[0]["round"] - 0.5, rows[-1]["round"] + 0.5, -0.5, layers - 0.5)
-        axes.set_facecolor("0.85")  # shows where there is no value
+        axes.set_facecolor("0.85")  # visible where there is no value
         axes.imshow(image, cmap="Blues", vmin=0, vmax=1, aspect="auto", origin="lower", extent=extent)
         axes.set_ylabel(title, rotation=0, ha="right", va="center", fontsize=8)
         axes.set_yticks([0, layers - 1] if layers > 1 else [0])

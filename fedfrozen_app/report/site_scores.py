@@ -1,4 +1,4 @@
-"""`sites.json` for people: the global model's metrics on each site's test rows, the worst site first."""
+"""`sites.json` as a table: the global model's metrics on each site's test rows, the worst site first."""
 
 import logging
 import math
@@ -12,7 +12,7 @@ from fedfrozen_app.files.rows import metric_title, number
 from fedfrozen_app.report.html import Table, text
 
 FILE = "sites.json"
-ORDER = ("c_index", "brier", "r2", "mae", "dice", "iou")  # columns that come first, in this order
+ORDER = ("c_index", "brier", "r2", "mae", "dice", "iou")  # the first columns, in this order
 NOTES = {
     "train": "The Brier score is integrated over the times between which eight of ten events of the clients' "
     "train rows lie; its censoring weights, and a Cox model's baseline hazard, are of these rows. 0 is best, "
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def read_site_scores(run: Path) -> dict[str, Any] | None:
-    """None where there is none; also where it cannot be read, and then that is logged."""
+    """Read sites.json; None if there is none, or it cannot be read (logged)."""
     try:
         found = read_object(run / FILE)
     except UserError as error:
@@ -65,7 +65,7 @@ def metric_names(rows: list[Mapping[str, Any]]) -> list[str]:
 
 
 def _first(row: Mapping[str, Any], name: str) -> float:
-    """By which rows are ordered: a site without the metric comes last."""
+    """Sort key of the rows: a site without the metric comes last."""
     value = number(row.get(name))
     return math.inf if math.isnan(value) else value
 

@@ -1,4 +1,4 @@
-"""The sites of a deployed run on its live page: where each stands, since when, and what to do."""
+"""The sites of a deployed run on its live page: each site's state, since when, and what to do."""
 
 import datetime
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from fedfrozen_app.files import lease, status
 from fedfrozen_app.files.presence import Presence, SiteState, read_presence
 from fedfrozen_app.files.rows import Row
 
-OLD = 60.0  # seconds after which what a run says of its sites is no news
-SHORT = 12  # characters of a hash that people read; they compare all of it
+OLD = 60.0  # seconds after which a run's report about its sites is outdated
+SHORT = 12  # characters of a hash that are shown; people compare all of it
 WORDS = {
     "there": "there",
     "busy": "busy",
@@ -37,7 +37,7 @@ TO_DO = {
 
 
 def site_section(run_dir: Path, rows: Sequence[Row]) -> dict[str, Any] | None:
-    """None for a run without sites, and for one that has ended."""
+    """The section; None for a run without sites, and for a finished run."""
     found, known = read_presence(run_dir), status.read(run_dir)
     if found is None or (known is not None and known.state != "running"):
         return None
@@ -50,7 +50,7 @@ def site_section(run_dir: Path, rows: Sequence[Row]) -> dict[str, Any] | None:
 
 
 def version_of(run_dir: Path) -> str:
-    """Changes when the section does; the file itself is written every few seconds."""
+    """Changes when the section does; the file itself is rewritten every few seconds."""
     found = read_presence(run_dir)
     if found is None:
         return ""
@@ -59,7 +59,7 @@ def version_of(run_dir: Path) -> str:
 
 def _line(site: SiteState, found: Presence) -> dict[str, str]:
     do = TO_DO.get(site.state, "").format(hash=found.proposal[:SHORT], version=found.version or "not known")
-    if site.state == "asleep":  # which says when it opens
+    if site.state == "asleep":  # its sentence has the opening time
         do = site.sentence
     return {
         "name": site.name,
@@ -84,7 +84,7 @@ def _problems_of_run(run_dir: Path, found: Presence) -> list[str]:
 
 
 def _problems_of_round(rows: Sequence[Row]) -> list[str]:
-    """Of the last round: all of them are below, under Failures."""
+    """Problems of the last round; the page lists all under Failures."""
     if not rows:
         return []
     problems = [f"Round {rows[-1]['round']}: {why}" for why in rows[-1].get("failures") or []]
@@ -97,10 +97,10 @@ def _is_old(found: Presence) -> bool:
     try:
         written = datetime.datetime.fromisoformat(found.time)
         return (datetime.datetime.now(datetime.UTC) - written).total_seconds() > OLD
-    except (ValueError, TypeError):  # no time, or none with a zone
+    except (ValueError, TypeError):  # not a time, or without a zone
         return True
 
 
 def clock(moment: str) -> str:
-    """A moment of the file as people read it."""
+    """Format a time of the file for people."""
     return f"{moment[11:19]} UTC" if len(moment) > 19 else moment

@@ -1,4 +1,4 @@
-"""The metrics that summarise a run, as `summary.json` keeps them."""
+"""The metrics that summarise a run in `summary.json`."""
 
 import platform
 import shlex
@@ -27,13 +27,13 @@ PACKAGES = (
     "ray",
     "hydra-core",
 )
-# What a value of the file is, where there is one.
+# The type of each value of the file, if present.
 OBJECTS = ("config", "versions", "stability", "personal", "epsilon", "baseline")
 NUMBERS = (
     *("rounds", "total_bytes_up", "total_bytes_down", "total_bytes_down_cold", "seconds", "virtual_seconds"),
     *(f"final_test_{name}" for name in HEADLINES),
 )
-LAST = 10  # rounds that "stability" looks back over
+LAST = 10  # rounds that "stability" covers
 Row = dict[str, Any]
 
 
@@ -50,8 +50,8 @@ def summarise(
     trivial: Mapping[str, float] | None = None,
     baseline: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """`trivial`: scores on the test rows of what predicts without looking at a row, such as
-    `majority_accuracy`. `baseline`: those of a linear model on the same rows."""
+    """Summarise a run. `trivial`: test scores of predictors that ignore their input, such as
+    `majority_accuracy`. `baseline`: test scores of a linear model."""
     evaluated: dict[str, Any] = {} if personal is None else {"personal": personal}
     evaluated |= trivial or {}
     if objects := own_objects.used_by(config):
@@ -71,7 +71,7 @@ def summarise(
 
 
 def stored_summary(run_dir: Path) -> dict[str, Any] | None:
-    """summary.json as the run wrote it; None where it wrote none. Raises `Damaged`."""
+    """summary.json as the run wrote it; None if it wrote none. Raises `Damaged`."""
     path = run_dir / "summary.json"
     found = read_object(path)
     if found is None:
@@ -93,7 +93,7 @@ def _are_objects(found: Any) -> bool:
 
 
 def finished_summary(run_dir: Path) -> dict[str, Any]:
-    """Of a run that has just ended in another process."""
+    """The summary of a run that has just ended in another process."""
     found = stored_summary(run_dir)
     if found is None:
         raise RunFailed(f"The run ended without a summary: see the log in {run_dir}.")
@@ -101,10 +101,10 @@ def finished_summary(run_dir: Path) -> dict[str, Any]:
 
 
 def read_summary(run_dir: Path, rows: Sequence[Row]) -> dict[str, Any]:
-    """The run's summary.json; while there is none of these rows, what the rows and the checkpoint hold."""
+    """The run's summary.json; if there is none for these rows yet, a summary of rows and checkpoint."""
     done = rows[-1]["round"] if rows else 0
     stored = stored_summary(run_dir)
-    # A resumed run, or one started again in its folder, still has its old summary.
+    # A resumed or restarted run still has its old summary.
     if stored is not None and stored.get("rounds", done) == done:
         return stored
     state = checkpoint.newest_state(run_dir)
@@ -182,7 +182,7 @@ def _metrics(
 
 
 def _lowest(evaluated: Sequence[Row]) -> dict[str, float]:
-    """Of metrics that are better the smaller they are: the last, and the lowest, of the test rows."""
+    """The last and the lowest test value of metrics that are better when smaller."""
     summary: dict[str, float] = {}
     for name in ("perplexity", "mae"):
         if found := [row[f"test_{name}"] for row in evaluated if f"test_{name}" in row]:
@@ -191,21 +191,21 @@ def _lowest(evaluated: Sequence[Row]) -> dict[str, float]:
 
 
 def method_of(config: dict[str, Any] | None) -> Any:
-    """The class of a run's strategy; None where that is not known, or not installed here."""
+    """The class of a run's strategy; None if unknown or not installed."""
     name = ((config or {}).get("strategy") or {}).get("name")
     try:
         return None if name is None else registry.find("strategies", str(name))
-    except UserError:  # a run of a package that this machine lacks
+    except UserError:  # the run used a package that is not installed here
         return None
 
 
-@cache  # neither changes while a process runs, and a sweep or a grid asks for each of its runs
+@cache  # constant within a process, and queried for every run of a sweep
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
             found[name] = version(name)
-        except PackageNotFoundError:  # inside a Flower bundle our own package is not installed
+        except PackageNotFoundError:  # in a Flower bundle fedfrozen is not installed
             found[name] = "not installed"
     return found
 

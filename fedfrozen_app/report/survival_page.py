@@ -1,4 +1,4 @@
-"""survival.html: curves with people at risk, tests and coefficients, on one page that needs nothing else."""
+"""survival.html: curves with people at risk, tests and coefficients, on one self-contained page."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +12,8 @@ from fedfrozen_app.report.html import Table, render_page, save
 
 COLOURS = ("blue", "vermillion", "green", "purple", "orange", "sky", "wine", "olive", "indigo", "yellow")
 MARKS = 7  # times of the table of people at risk
-MOST_LINES = 400  # of the table of every time
-MOST_INTERVALS = 2  # curves that are drawn with their intervals
+MOST_LINES = 400  # in the table of all times
+MOST_INTERVALS = 2  # curves drawn with their intervals
 Study = Mapping[str, Any]
 
 
@@ -130,7 +130,7 @@ def _chart(title: str, unit: str, shown: Sequence[Study], key: str, start: float
 
 
 def _steps(one: Study, key: str, start: float) -> list[list[float]]:
-    """Two points for each event: the curve falls there, and is level between."""
+    """Two points per event: the curve is constant between events."""
     points, value = [[0.0, start]], start
     for time, after, events in zip(one["times"], one[key], one["event_counts"], strict=True):
         if events:
@@ -140,7 +140,7 @@ def _steps(one: Study, key: str, start: float) -> list[list[float]]:
 
 
 def _last(one: Study) -> float:
-    """The last time at which somebody of the group is at risk: its curve ends there."""
+    """The last time at which anyone in the group is at risk; its curve ends there."""
     return max(
         (time for time, risk in zip(one["times"], one["at_risk"], strict=True) if risk > 0), default=0.0
     )
@@ -150,7 +150,7 @@ def _last(one: Study) -> float:
 
 
 def marks(last: float) -> list[float]:
-    """Round times from 0 on, as the table of people at risk has them."""
+    """Round times from 0, for the table of people at risk."""
     if last <= 0:
         return [0.0]
     rough = last / (MARKS - 1)

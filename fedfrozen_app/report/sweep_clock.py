@@ -1,4 +1,4 @@
-"""How far a sweep is: the bar of the current run reads it, so that one bar shows the whole sweep."""
+"""The progress of a sweep, read by the current run's bar, so that one bar shows the whole sweep."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ class SweepClock:
     def __init__(self, runs: int, now: Callable[[], float] = time.monotonic) -> None:
         self.runs = runs
         self.done = 0
-        self._worked = 0  # of the done ones, those that were run here and not kept from before
+        self._worked = 0  # finished runs that were run here, not kept from before
         self._now = now
         self._began = now()
 
@@ -22,7 +22,7 @@ class SweepClock:
         return f"run {min(self.done + 1, self.runs)}/{self.runs}"
 
     def left(self, share: float) -> float | None:
-        """Seconds till the end of all, when `share` of the present run is done; None where nothing is yet."""
+        """Seconds until all runs end, with `share` of the current run done; None if nothing is done yet."""
         worked = self._worked + share
         if worked <= 0:
             return None
@@ -43,6 +43,6 @@ def over_all_runs(runs: int) -> Iterator[SweepClock]:
 
 
 def run_ended(*, kept: bool = False) -> None:
-    """Count a run that is complete or has failed; does nothing where this process runs no sweep."""
+    """Count a completed or failed run; does nothing outside of a sweep."""
     if (clock := SWEEP.get()) is not None:
         clock.finish(kept=kept)

@@ -1,4 +1,4 @@
-"""Where else the metrics of a run are written: TensorBoard's files beside it and, on request, W&B and MLflow.
+"""Further destinations of a run's metrics: TensorBoard files in its folder and, on request, W&B and MLflow.
 
 Each uses its own library, imported only on request. That library's settings (WANDB_MODE, MLFLOW_TRACKING_URI
 and so on) decide where the results are stored and who may see them.
@@ -24,11 +24,11 @@ from fedfrozen_app.report.html import flat
 
 Log = Callable[[dict[str, float], int], None]
 OPTIONAL = ("wandb", "mlflow")
-PARAMETERS_A_CALL = 100  # MLflow's servers take no more
+PARAMETERS_A_CALL = 100  # MLflow servers accept no more
 
 
 def check_installed(settings: TrackConfig) -> None:
-    """Before anything long starts: whether what was asked for is there."""
+    """Check that the requested libraries are installed, before anything long starts."""
     for name in OPTIONAL:
         if getattr(settings, name) and find_spec(name) is None:
             raise UserError(_missing(name))
@@ -36,7 +36,7 @@ def check_installed(settings: TrackConfig) -> None:
 
 @dataclass
 class Tracking:
-    """A hook, and the context in which it may be used."""
+    """A hook that is also a context manager; use the hook within the context."""
 
     settings: TrackConfig
     config: dict[str, Any]
@@ -46,7 +46,7 @@ class Tracking:
     _open: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:  # what is open is closed when the next cannot be opened
+        with ExitStack() as stack:  # closes open loggers if the next cannot be opened
             for name, begin in (("tensorboard", _tensorboard), ("wandb", _wandb), ("mlflow", _mlflow)):
                 if getattr(self.settings, name):
                     self._logs.append(stack.enter_context(begin(self)))
@@ -66,7 +66,7 @@ class Tracking:
             log(scalars(row), row["round"])
         return False, {}
 
-    # A resumed run continues there too: the ids it was given are kept in its folder.
+    # The ids of W&B and MLflow runs are kept in the folder, so that a resumed run continues them.
 
     def known(self, name: str) -> str | None:
         found = read_object(self.folder / "tracking.json") if self.first_round > 1 else None
@@ -79,7 +79,7 @@ class Tracking:
 
 
 def scalars(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of a row, nested ones as drift/kernel/rms; not those of single clients."""
+    """The numbers of a row, nested ones as drift/kernel/rms; without per-client numbers."""
     found: dict[str, float] = {}
     for key, value in row.items():
         if key in ("round", "by_client", "selection", "epsilon"):
@@ -97,15 +97,15 @@ def _tensorboard(run: Tracking) -> Iterator[Log]:
     from torch.utils.tensorboard import SummaryWriter
 
     folder, fresh = run.folder / "tensorboard", run.first_round == 1
-    if fresh:  # as metrics.jsonl is emptied
+    if fresh:  # like metrics.jsonl, which is emptied
         for path in folder.glob("events.out.tfevents.*"):
             path.unlink()
-    purge = None if fresh else run.first_round  # rounds that are run again are not shown twice
+    purge = None if fresh else run.first_round  # repeated rounds are not shown twice
     threading.excepthook = _quiet_about_the_disk
     with SummaryWriter(str(folder), purge_step=purge, flush_secs=5) as writer:
 
         def log(metrics: dict[str, float], step: int) -> None:
-            # One event for all of them: an event each would take as long as a short round's aggregation.
+            # One event for all metrics: one event each would take as long as a short round's aggregation.
             values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
             writer.file_writer.add_summary(Summary(value=values), step)
 
@@ -116,7 +116,8 @@ _default_hook = threading.excepthook
 
 
 def _quiet_about_the_disk(found: threading.ExceptHookArgs) -> None:
-    """TensorBoard writes in a thread of its own. The run itself reports a full disk, in one sentence."""
+    """Ignore disk errors of TensorBoard's writer thread: the run itself reports a full disk in one
+    sentence."""
     if not (issubclass(found.exc_type, OSError) and type(found.thread).__name__ == "_AsyncWriterThread"):
         _default_hook(found)
 
@@ -132,7 +133,7 @@ def _wandb(run: Tracking) -> Iterator[Log]:
             config=run.config,
             id=run.known("wandb"),
             resume="allow",
-            settings=wandb.Settings(console="off"),  # it would take the terminal from the progress bar
+            settings=wandb.Settings(console="off"),  # console capture would conflict with the progress bar
         )
     except wandb.errors.Error as error:
         raise UserError(

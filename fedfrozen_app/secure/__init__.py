@@ -1,1 +1,1 @@
-"""Secure aggregation: a round's masks, so that the server learns sums and never one client's update."""
+"""Secure aggregation: masked updates, so that the server learns sums and never one client's update."""

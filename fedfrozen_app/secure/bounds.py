@@ -1,22 +1,22 @@
-"""What masks bear: how many must stay, how many may conspire, and how likely conspirators win all the same.
+"""The limits of masking: how many clients must stay, how many may collude, and how likely collusion succeeds.
 
-Each site draws its own neighbours, after it has seen the keys of all. No party can influence that, so the
-server and the sites on its side can only hope for a draw that suits them. Each attempt at a
-round is one draw.
+Each site draws its own neighbours, after it has seen the keys of all. No party can influence the draw, so the
+server and the sites that collude with it can only wait for a favourable one. Each attempt at a round is one
+draw.
 
-A draw suits them if it sets a group of honest sites apart from the other honest sites of the sum, so that
-the server learns the sum over this group alone. For that it must have the own mask of each site of the group,
-and `needed` of its holders must give their shares. Holders are the site itself and its neighbours. Colluders
-give shares, and so do neighbours in the group. An honest neighbour outside of the group either is in the sum:
-then it shares a mask with the site that no party can remove. Or it is not in the sum: then it gives no share.
-So among the neighbours of each site of the group, `needed - 1` must be colluders or of the group. Where
-everybody is everybody's neighbour, no draw does that with as few colluders as `most_colluders` says.
+A draw is favourable if it isolates a group of honest sites from the other honest sites of the sum, so that
+the server learns the sum over this group alone. For that it must have the self-mask of each site of the
+group, and `needed` of its holders must give their shares. Holders are the site itself and its neighbours.
+Colluders give shares, and so do neighbours in the group. An honest neighbour outside of the group that is in
+the sum shares a mask with the site that no party can remove; one that is not in the sum gives no share. So
+`needed - 1` neighbours of each site of the group must be colluders or in the group. On a complete graph no
+draw achieves that with at most `most_colluders` colluders.
 """
 
 from functools import lru_cache
 from math import ceil, comb, inf, log2
 
-SAFE = -40.0  # log2 of a chance that counts as none
+SAFE = -40.0  # log2 of a probability that counts as zero
 
 
 def least_needed(count: int, threshold: float) -> int:
@@ -25,13 +25,13 @@ def least_needed(count: int, threshold: float) -> int:
 
 
 def most_colluders(count: int, threshold: float) -> int:
-    """The most of `count` clients that may conspire with the server: fewer than a third, and so few that the
-    honest ones cannot be made to confirm two sums of one round."""
+    """How many of `count` clients may collude with the server: fewer than a third, and so few that the honest
+    ones cannot be made to confirm two sums of one round."""
     return min(-(-count // 3) - 1, 2 * least_needed(count, threshold) - count - 1)
 
 
 def chance(cohort: int, allies: int, neighbours: int, threshold: float) -> float:
-    """log2 of the chance that of the neighbours that one site draws enough are among its `allies`."""
+    """log2 of the probability that enough of the neighbours that one site draws are among its `allies`."""
     others, needed = cohort - 1, least_needed(neighbours + 1, threshold)
     ways = sum(
         comb(allies, among) * comb(others - allies, neighbours - among)
@@ -41,9 +41,9 @@ def chance(cohort: int, allies: int, neighbours: int, threshold: float) -> float
 
 
 def chance_of_group(cohort: int, colluders: int, neighbours: int, threshold: float, size: int = 1) -> float:
-    """log2 of a bound on the chance that some group of `size` honest sites is set apart; 0 says nothing.
+    """log2 of a bound on the probability that some group of `size` honest sites is isolated; 0 is no bound.
 
-    Sites draw independently, and there are so many groups.
+    Sites draw independently; the union bound is over all groups of this size.
     """
     each = chance(cohort, colluders + size - 1, neighbours, threshold)
     return min(0.0, log2(comb(cohort - colluders, size)) + size * each)
@@ -52,7 +52,7 @@ def chance_of_group(cohort: int, colluders: int, neighbours: int, threshold: flo
 @lru_cache(maxsize=64)
 def least_honest(cohort: int, colluders: int, neighbours: int, threshold: float, staying: int) -> int:
     """The fewest honest sites that a sum is over, whatever the server does: as many as must stay, less the
-    colluders. On a sparse graph it may be fewer, and this is right but for a chance of 2^-40."""
+    colluders. On a sparse graph it may be fewer; this then holds except with probability 2^-40."""
     most, total = staying - colluders, 0.0
     if neighbours >= cohort - 1:
         return most

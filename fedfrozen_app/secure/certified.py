@@ -1,5 +1,5 @@
-"""Whose signatures on keys are believed, by certificates: what sites check of each other, and the server of
-each site before it sends their keys on."""
+"""Verifies signatures on keys by certificates: sites check each other, and the server checks each site before
+it forwards their keys."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +49,8 @@ class OfThisFederation:
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """The server's check. Without the federation's authorities it checks signatures by what clients show:
-    simulated clients have keys of their own."""
+    """The server's check. Without the federation's authorities it checks signatures against the keys that
+    clients send: simulated clients have no certificates."""
 
     trusted: tuple[x509.Certificate, ...] = ()
 

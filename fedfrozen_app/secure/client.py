@@ -1,4 +1,4 @@
-"""A client's side of a masked round: four steps, in this order, each once. Anything else is refused.
+"""A client's side of a masked round: four steps, in this order, once each. Anything else is refused.
 
     keys      it draws its keys and a seed for a mask of its own, and signs its public keys
     shares    it checks the roster, draws its neighbours by chance, and sends each of them an encrypted share
@@ -11,8 +11,8 @@
 
 Bonawitz et al., Practical Secure Aggregation, 2017 (with its consistency check), on a sparse graph that the
 clients draw: Bell et al., Secure Single-Server Aggregation with (Poly)Logarithmic Overhead, 2020, against a
-malicious server. There, a client's shares are held by those that drew it, too. Here, by those alone that it
-drew: else colluders would draw a victim, all of them, and hold most of its shares.
+malicious server. There, the clients that drew a client also hold its shares. Here only those that it drew
+hold them: otherwise all colluders could draw one victim and hold most of its shares.
 """
 
 import json
@@ -73,7 +73,7 @@ class Session:
         return Pair(self.cipher).public, Pair(self.mask).public, commitment(self.own)
 
     def text(self) -> str:
-        """For a runtime that moves a client between processes."""
+        """Serialize the session, for a runtime that moves a client between processes."""
         return canonical(
             {
                 "name": self.name,
@@ -157,8 +157,8 @@ def open_envelopes(session: Session, envelopes: Mapping[str, bytes], present: Se
     """Step 3, first half: decrypt the shares of those that drew it. `present`: those of its neighbours that
     have sent shares, too; the others have dropped out.
 
-    As many as may conspire can send what does not open. It masks with them all the same, and holds no share
-    of theirs. More of them, and it was shown another roster than the others.
+    As many envelopes as there may be colluders can fail to decrypt. The client still masks with their
+    senders, and holds no share of theirs. If more fail, it was shown another roster than the others.
     """
     session._expect(SHARES, "mask")
     roster = session.roster
@@ -229,7 +229,7 @@ def confirm(
         raise ProtocolError(
             f"{len(found)} clients are in the sum, and {max(roster.needed, fewest)} are needed"
         )
-    # Its own neighbours protect it: it must have a mask with each that is in the sum.
+    # Its own neighbours protect it: it must share a mask with each one that is in the sum.
     if unknown := [name for name in found if name in session.drawn and name not in session.partners]:
         raise ProtocolError(f"{unknown[0]} is said to be in the sum, and was said to be gone")
     signature = identity.sign(survivors_text(roster, found))
@@ -258,7 +258,7 @@ def _unconfirmed(
     confirmations: tuple[tuple[str, bytes], ...],
     trust: Trust,
 ) -> str | None:
-    """Why these signatures do not prove that enough clients agree on the list of survivors."""
+    """Why these signatures do not prove that enough clients agree on the survivors; None if they do."""
     roster = read_roster(roster_text, terms)
     text, agreed = survivors_text(roster, survivors), 0
     for name, signature in confirmations:

@@ -6,8 +6,8 @@
             layers, the weight; per metric its number of examples, and the metric times that number; where
             the bound is a quantile, whether this client's update stays within it
 
-A metric is in the sum if every client of the sum has it. A client that lacks it fills both places with random
-numbers, so that they reveal nothing: neither the metric of the others, be it a single one, nor who lacks it.
+A metric is in the sum if every client of the sum has it. A client without it fills both slots with random
+numbers, which hides the metric of the others, even of a single one, and which clients lack it.
 
 `scale` lets the sum of a whole cohort fit into the body's bits, so that integer sums are exact. Rounding is
 stochastic and unbiased; its error in the sum of weight · update is less than 1/scale per client. In rings of
@@ -31,10 +31,10 @@ from fedfrozen_app.secure.vector import Vector, packed_size, signed, signed_word
 
 FRACTION = 2.0**20  # units of a metric or a square
 LARGEST = 2.0**61  # bound of a sum in the head, over the whole cohort
-LARGE = 16  # bits: smaller rings count their levels
+LARGE = 16  # bits: smaller rings limit each client to `levels`
 REPLIES, EXAMPLES, SQUARES, CLIPPED, FIXED = 0, 1, 2, 3, 4
 WITHIN = FIXED  # in a bare head with a count
-FEW = 1e-3  # share of values that may be clipped: of a normal variable, 7·10⁻⁴ lie beyond 3.4 deviations
+FEW = 1e-3  # share of values that may be clipped: 7·10⁻⁴ of a normal variable lie beyond 3.4 σ
 CHUNK = 1 << 16
 
 
@@ -55,15 +55,15 @@ class Arithmetic:
 
     @property
     def levels(self) -> int | None:
-        """In a small ring, the largest number of one client: as many of them as are in the cohort still fit.
-        None in a large ring, where a step is too small to matter."""
+        """In a small ring, the largest number that each client of the cohort may add without overflow of the
+        sum. None in a large ring, where a step is too small to matter."""
         if self.bits >= LARGE:
             return None
         return int((2 ** (self.bits - 1) - 1) * (1 - self.margin)) // self.cohort
 
     @property
     def problem(self) -> str | None:
-        """Why no sum of this cohort fits, whatever its updates; None where every sum does."""
+        """Why sums over this cohort could overflow; None if they never do."""
         if self.levels is None or self.levels:
             return None
         return f"numbers of {self.bits} bits are too small for a cohort of {self.cohort}: raise bits"
@@ -89,7 +89,7 @@ class SumLayout:
     equal: tuple[str, ...] = ()  # namespaces in which all clients have equal weight
     chosen: bool = False  # clients send some of the arrays; the others count as zero
     bare: bool = False  # the head holds replies and examples only
-    counted: bool = False  # and whether this client's update stays within the bound
+    counted: bool = False  # the head also counts clients within the bound
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -134,7 +134,7 @@ class Sums:
     weights: dict[str, float]
     squares: dict[str, float]  # Σ weight · ‖update‖²
     figures: dict[str, tuple[float, int]]  # mean by examples, and those examples
-    within: float = 0.0  # clients whose updates stay within the bound, where they are counted
+    within: float = 0.0  # clients whose updates are within the bound, if counted
 
 
 def encode(
@@ -217,7 +217,7 @@ def _round_into(
         scaled = piece * scale
         scaled += drawn.random(len(piece), dtype=np.float32)
         np.floor(scaled, out=scaled)
-        if levels is not None:  # the last bit of `scale` must not carry a number over the edge
+        if levels is not None:  # rounding of `scale` itself must not exceed the levels
             scaled.clip(-levels, levels, out=scaled)
         place[start : start + len(piece)] = scaled
     return over, square
@@ -245,7 +245,7 @@ def decode(layout: SumLayout, rules: Arithmetic, vector: Vector) -> Sums:
     figures = {}
     for name in () if layout.bare else layout.figures:
         behind = int(head[layout._slots["behind", name]])
-        if 0 < behind == examples:  # all clients have it; by chance only once in 2^64
+        if 0 < behind == examples:  # all clients have it, except with probability 2^-64
             figures[name] = int(head[layout._slots["figure", name]]) / FRACTION / behind, behind
     squares = {
         name: 0.0 if layout.bare else int(head[layout._slots["square", name]]) / FRACTION
@@ -257,7 +257,7 @@ def decode(layout: SumLayout, rules: Arithmetic, vector: Vector) -> Sums:
 
 
 def added(parts: Sequence[Sums]) -> Sums:
-    """The sums of several cohorts added; an array that a cohort did not send counts as zero there."""
+    """The sum of several cohorts' sums; an array that a cohort did not send counts as zero there."""
     arrays: dict[str, Tensor] = {}
     weights: dict[str, float] = {}
     squares: dict[str, float] = {}

@@ -19,17 +19,17 @@ from fedfrozen_app.secure.bounds import least_needed, most_colluders
 from fedfrozen_app.secure.round_keys import Trust, digest, is_usable
 
 MOST, DEPTH, LONGEST = 64_000_000, 6, 8_000  # characters of a text, brackets, characters of a string
-NEIGHBOURS = 160  # that each client draws by default; all others, where these are fewer
+NEIGHBOURS = 160  # that each client draws by default, or all others if fewer
 PUBLIC_KEY = 32  # bytes
 
 
 class ProtocolError(ValueError):
-    """A message breaks the masking protocol; the text is the rest of a sentence for the client's own log."""
+    """A message violates the masking protocol; the text completes a sentence in the client's own log."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a client's keys are for: it signs all of this together with them."""
+    """What a client's keys are for; it signs these terms together with its keys."""
 
     session: str  # drawn by the server for every attempt at a round
     request: str  # the digest of the train request
@@ -96,8 +96,8 @@ def problem_of_entry(entry: Entry, terms: Terms, trust: Trust) -> str | None:
 
 
 def repeated_keys(entries: Iterable[Entry]) -> list[Entry]:
-    """Those with a key that is there twice. Keys are drawn by chance: all of them are dishonest, unless the
-    server has shown one client's key to another before the roster."""
+    """The entries with a key that occurs twice. Keys are random: all these clients are dishonest, unless the
+    server showed one client's key to another before the roster."""
     known = list(entries)
     count = Counter(key for entry in known for key in (entry.cipher, entry.mask))
     return [entry for entry in known if max(count[entry.cipher], count[entry.mask]) > 1]
@@ -126,21 +126,21 @@ class Roster:
 
     @property
     def needed(self) -> int:
-        """How many clients must be in a sum, and must confirm it."""
+        """The number of clients that must be in a sum and must confirm it."""
         return self.terms.needed(len(self.entries))
 
     @property
     def colluders(self) -> int:
-        """How many may conspire with the server."""
+        """The number of clients that may collude with the server."""
         return most_colluders(len(self.entries), self.terms.threshold)
 
     @property
     def degree(self) -> int:
-        """How many neighbours each client draws."""
+        """The number of neighbours that each client draws."""
         return min(len(self.entries) - 1, self.terms.neighbours or NEIGHBOURS)
 
     def draw(self, name: str) -> tuple[str, ...]:
-        """Neighbours for this client, by chance: they will hold shares of its secrets."""
+        """Draw random neighbours for this client; they will hold shares of its secrets."""
         others = [other for other in self.names if other != name]
         return tuple(sorted(secrets.SystemRandom().sample(others, self.degree)))
 

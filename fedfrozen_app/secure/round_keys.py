@@ -63,7 +63,7 @@ def is_usable(public: bytes) -> bool:
 
 
 def commitment(seed: bytes) -> bytes:
-    """To the seed of a client's own mask, which its shares must make."""
+    """Commit to the seed of a client's own mask, which its shares must reconstruct."""
     return derive(seed, b"", "commitment to the own mask")
 
 
@@ -91,7 +91,7 @@ class Identity(Protocol):
 
 
 class Trust(Protocol):
-    """Checks whether a signature is that of the party it names."""
+    """Checks whether a signature is from the party that it names."""
 
     def problem(self, name: str, credential: bytes, text: bytes, signature: bytes) -> str | None:
         """Why it is not valid; None if it is."""

@@ -64,7 +64,7 @@ def envelopes_text(session: str, envelopes: Mapping[str, bytes], present: Sequen
 
 
 def read_question(text: str) -> dict[str, Any]:
-    """`ProtocolError` if it is none."""
+    """Parse a question of the server; `ProtocolError` if it is malformed."""
     found = read_strict(text)
     if not isinstance(found, dict) or found.get("step") not in ASKED or set(found) != ASKED[found["step"]]:
         raise ProtocolError("it is no step of a masked round")
@@ -79,7 +79,7 @@ def read_terms(found: Any) -> Terms:
     if not isinstance(session, str) or not SESSION.fullmatch(session):
         raise ProtocolError("its terms name no session")
     if not isinstance(request, str) or not DIGEST.fullmatch(request):
-        raise ProtocolError("its terms name no order")
+        raise ProtocolError("its terms name no request")
     if type(number) is not int or number < 1:
         raise ProtocolError("its terms name no round")
     if type(threshold) not in (int, float) or not 0.5 <= threshold <= 1:
@@ -97,7 +97,7 @@ def answer_step(
     trust: Trust,
     fewest: int,
 ) -> tuple[Session, str]:
-    """The session after this step, and the answer. `ProtocolError` if it breaks the protocol."""
+    """Returns the session after this step, and the answer. `ProtocolError` if it breaks the protocol."""
     step = question["step"]
     if step == "keys":
         started, entry = client.begin(name, read_terms(question["terms"]), identity)
@@ -140,7 +140,7 @@ def opened(text: str, session: Session | None, request: TrainRequest) -> Session
 
 
 def read_entry(text: str, name: str, terms: Terms, trust: Trust) -> Entry:
-    """Keys that the other clients will accept: one bad entry, and they would refuse the whole roster."""
+    """Keys that the other clients will accept: they would refuse the whole roster for one bad entry."""
     entry = Entry.read(_part(text, "entry"))
     if entry.name != name:
         raise ProtocolError("sent keys in the name of another")
@@ -157,7 +157,7 @@ def read_envelopes(text: str) -> dict[str, bytes]:
 
 
 def read_signature(text: str, name: str, roster: Roster, survivors: Sequence[str], trust: Trust) -> bytes:
-    """A signature that the other clients will accept: one bad one, and they would give no shares."""
+    """A signature that the other clients will accept: they would give no shares for one bad signature."""
     signature = to_bytes(str(_part(text, "signature")))
     about = survivors_text(roster, survivors)
     if problem := trust.problem(name, roster.by_name[name].credential, about, signature):

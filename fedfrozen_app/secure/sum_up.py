@@ -23,7 +23,7 @@ TRIES = 200  # sets of holders that are tried until one has given true shares
 
 
 class TooFew(Exception):
-    """The round cannot be finished; the text is a whole clause."""
+    """The round cannot be finished; the text is a full clause."""
 
 
 def new_session() -> str:
@@ -31,7 +31,7 @@ def new_session() -> str:
 
 
 def sets_of(holders: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
-    """So many of these: all such sets if they are few, else some of them, by chance."""
+    """Subsets of this size: all of them if they are few, else a random sample."""
     if comb(len(holders), size) <= TRIES:
         yield from combinations(holders, size)
         return
@@ -49,11 +49,11 @@ class Collector:
     roster: Roster = field(init=False)
     sum: Vector = field(init=False)
     survivors: list[str] = field(default_factory=list)
-    false: dict[str, str] = field(default_factory=dict)  # client: how it has spoilt the round
-    _drawn: dict[str, frozenset[str]] = field(default_factory=dict)  # of those who sent shares: to whom
-    _unmasking: set[str] = field(default_factory=set)  # who gave shares, of whatever
+    false: dict[str, str] = field(default_factory=dict)  # client: how it has broken the protocol
+    _drawn: dict[str, frozenset[str]] = field(default_factory=dict)  # sender of shares: their receivers
+    _unmasking: set[str] = field(default_factory=set)  # clients that sent any shares
     _doubted: set[str] = field(default_factory=set)  # holders of a share that was false
-    _own: dict[str, dict[str, bytes]] = field(default_factory=dict)  # whose: holder: share
+    _own: dict[str, dict[str, bytes]] = field(default_factory=dict)  # owner: holder: share
     _keys: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
     def take_keys(self, entries: Mapping[str, Entry]) -> Roster:
@@ -64,8 +64,8 @@ class Collector:
         return self.roster
 
     def take_shares(self, sent: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, bytes]]:
-        """Step 2: sender -> its envelopes becomes receiver -> envelopes for it. A sender says its neighbours
-        by sending each an envelope."""
+        """Step 2: sender -> its envelopes becomes receiver -> envelopes for it. A sender's neighbours are the
+        receivers of its envelopes."""
         size, names = self.roster.degree, set(self.roster.names)
         self._drawn = {
             name: frozenset(sent[name])
@@ -123,7 +123,7 @@ class Collector:
         return self.sum
 
     def _partners(self, name: str) -> set[str]:
-        """Those with which it shares masks: that it drew, and that drew it."""
+        """The clients with which it shares masks: those that it drew, and those that drew it."""
         return {
             other
             for other, drawn in self._drawn.items()
@@ -142,7 +142,7 @@ class Collector:
         found: Mapping[str, Mapping[str, bytes]],
         is_right: Callable[[str, bytes], bool],
     ) -> bytes:
-        """What a client has shared, although some shares of it may be false."""
+        """Reconstruct a client's secret, even if some of its shares are false."""
         everyone, needed = holders(name, self._drawn[name]), self.roster.shares_needed
         given = {holder: share for holder, share in found.get(name, {}).items() if holder in everyone}
         order = sorted(given, key=lambda holder: (holder in self._doubted, holder))
@@ -166,7 +166,8 @@ class Collector:
         some: Sequence[str],
         everyone: Sequence[str],
     ) -> None:
-        """Whose share is false is tried last from now on: the holder gave another one, or was dealt it."""
+        """From now on, try holders of false shares last: the holder changed the share, or was dealt a false
+        one."""
         for holder in given.keys() - set(some):
             swapped = {one: given[one] for one in (*some[1:], holder)}
             if shares.combine(swapped, everyone, len(some)) != seed:
@@ -174,8 +175,8 @@ class Collector:
                 log.warning("Masks: the share of %s that %s gave is false.", name, holder)
 
     def _blame(self, name: str, everyone: Sequence[str], given: int) -> None:
-        """Holders give what they can read. If so many of them have answered that no colluders could be the
-        reason, and every set of shares was tried, then this client has sealed something else."""
+        """Blame the client itself. Holders give what they can decrypt: if more have answered than colluders
+        could account for, and every set of shares was tried, then this client has sealed something else."""
         needed = self.roster.shares_needed
         answered = len(self._unmasking & set(everyone))
         few = most_colluders(len(everyone), self.terms.threshold)

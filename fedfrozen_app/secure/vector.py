@@ -12,14 +12,14 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-CHUNK = 1 << 18  # bytes: keystream and what it is added to stay in a core's cache
+CHUNK = 1 << 18  # bytes: keystream and target fit in a core's cache
 ZEROS = bytes(CHUNK)
 WORD, WIDE = np.dtype("<u4"), np.dtype("<u8")
 BYTE, HALF = np.dtype("u1"), np.dtype("<u2")
 
 
 def word_of(bits: int) -> np.dtype:
-    """What holds a number of the body."""
+    """The data type of a number in the body."""
     return BYTE if bits <= 8 else HALF if bits < 16 else WORD
 
 
@@ -51,7 +51,8 @@ class Vector:
                 change(piece, stream.numbers(len(piece), part.dtype), out=piece)
 
     def packed(self, bits: int) -> np.ndarray:
-        """The bytes to send: of every number of the body the lowest `bits`, all that the sum needs."""
+        """The bytes to send: the lowest `bits` of every number of the body, which are all that the sum
+        needs."""
         low = self.body.view(np.uint8)
         if bits == 12:
             low = _pairs(self.body)

@@ -1,4 +1,4 @@
-"""From a train request to its masked vector: what of a reply enters the sum, and where."""
+"""From a train request to its masked vector: which parts of a reply enter the sum, and where."""
 
 import math
 from collections import Counter
@@ -28,11 +28,12 @@ from fedfrozen_app.secure.vector import WIDE, Vector, signed_word, unpacked
 MASKED = "masked"  # the one array of a masked reply, and the role under which its head is counted
 MARGIN = 0.25  # share of the integers' range that is left for noise
 ADDED = ("rotate", "renew", "quantile")
-PUBLIC = ("epsilon", "delta")  # metrics that come from settings and not from rows: they are in no sum
+PUBLIC = ("epsilon", "delta")  # metrics that depend on settings and not on rows: not summed
 
 
 def settings_of(secure: SecureAggregationConfig) -> dict[str, Any]:
-    """What a masked request says of them. Settings of small rings alone are named where they are set."""
+    """The settings in a masked request. Settings that only small rings have are included only if they are
+    set."""
     found = {key: value for key, value in asdict(secure).items() if key != "name"}
     if secure.quantile is None:
         del found["quantile_share"]
@@ -147,7 +148,7 @@ def noised_vector(roster: Roster, request: TrainRequest, reply: Reply) -> Vector
     """The vector of a reply made by `noised_reply`."""
     assert request.masking is not None
     data = reply.arrays[noised_name(request, roster)].numpy()
-    head = FIXED + counted(request)  # such a layout is bare
+    head = FIXED + counted(request)  # a noised layout is bare
     found = unpacked(data, head, request.masking.settings["bits"])
     return Vector(found.head.copy(), found.body.copy())
 
@@ -160,7 +161,7 @@ def noised_name(request: TrainRequest, roster: Roster) -> str:
 
 def carriers_of(request: TrainRequest, roster: Roster) -> int:
     """The fewest honest clients in a sum of this round: as few as may remain, less the colluders among them,
-    who know their own shares of the noise. Together these have the whole noise."""
+    who know their own shares of the noise. Their shares add up to the full noise."""
     cohort, threshold = len(roster.entries), roster.terms.threshold
     return least_honest(cohort, roster.colluders, roster.degree, threshold, survivors_of(request, roster))
 
@@ -183,8 +184,8 @@ def _public(metrics: Mapping[str, float]) -> dict[str, float]:
 def add_noise(
     vector: Vector, rules: Arithmetic, carriers: int, metrics: Mapping[str, float], words: Words
 ) -> None:
-    """Add this client's share: any `carriers` shares together are the whole noise. One unit can change the
-    count of clients within the bound by one, and its noise is for that."""
+    """Add this client's share: any `carriers` shares add up to the full noise. One unit can change the count
+    of clients within the bound by one, and the count's noise is calibrated to that."""
     share = noise_share(len(vector.body), rules, carriers, metrics)
     word = vector.body.dtype
     vector.body += discrete_gaussian(len(vector.body), share, words).astype(signed_word(word)).view(word)
@@ -231,7 +232,7 @@ def problem_of_masked(reply: Reply, request: TrainRequest, layout: SumLayout) ->
     """Why a masked reply is rejected, as the rest of a sentence; its content cannot be checked."""
     assert request.masking is not None
     if reply.request != request.digest:
-        return "answers another order than this round's"
+        return "answers another request than this round's"
     if set(reply.metrics) - set(PUBLIC) or ("epsilon" in reply.metrics) != ("delta" in reply.metrics):
         return "tells figures beside its masked update"
     vector = reply.arrays.get(MASKED)
@@ -247,7 +248,7 @@ def bytes_by_role(layout: SumLayout, bits: int, roles: Mapping[str, Role]) -> Co
     """The bytes of a masked reply by role; its head is counted under a name of its own."""
     found: Counter[str] = Counter({MASKED: layout.head * WIDE.itemsize})
     start = 0
-    for name, size in layout.sizes.items():  # a byte between two arrays counts for the first
+    for name, size in layout.sizes.items():  # a byte that spans two arrays counts for the first
         end = start + size
         found[roles[parameter_of(name)].kind] += -(-end * bits // 8) - -(-start * bits // 8)
         start = end

@@ -1,1 +1,1 @@
-"""Real sites: their kits, the executor that runs there, and the policy it obeys."""
+"""Real sites: their kits, the executor that runs there, and the policy that it enforces."""

@@ -1,4 +1,4 @@
-"""The configuration of an accepted run, from its proposal and the site's own view. Nothing is composed."""
+"""Build an accepted run's configuration from its proposal and the site's view, without composing YAML."""
 
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -60,7 +60,7 @@ def accepted_run(proposal: Proposal, view: View, model_path: str | None, device:
 
 
 def dataset_of(proposal: Proposal, view: View) -> DatasetConfig:
-    """The view. Levels, medians and scales of a table come with the proposal, and cost no privacy here."""
+    """The view's dataset. A table's levels, medians and scales are the proposal's: no privacy is spent."""
     found, part = view.dataset(), proposal.table
     if part is None:
         return found

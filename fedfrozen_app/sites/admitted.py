@@ -17,7 +17,7 @@ LIST = "admitted.conf"
 
 
 def admit(server: Path, pem: bytes) -> tuple[str, str]:
-    """Add a certificate, in place of an earlier one of that name; (name, role)."""
+    """Add a certificate, replacing an earlier one of that name. Returns (name, role)."""
     try:
         certificate = x509.load_pem_x509_certificate(pem)
     except ValueError as error:
@@ -25,7 +25,7 @@ def admit(server: Path, pem: bytes) -> tuple[str, str]:
     if problem := problem_of(certificate, read_trusted(server / "ca.crt")):
         raise UserError(f"{certificate.subject.rfc4514_string()} is not admitted: {problem}.")
     name, role = who(certificate.subject)
-    if role == "server" or not NAME.fullmatch(name):  # it becomes a file's name, and a word for nginx
+    if role == "server" or not NAME.fullmatch(name):  # used as a file name and in nginx's map
         raise UserError(f"{name!r} is no site and no operator: it is not admitted.")
     write(server / "admitted" / f"{name}.crt", pem, PUBLIC)
     write_list(server)

@@ -4,7 +4,7 @@
     VAR/approvals/HASH.decision   what a person decided, who, when and why
     VAR/approvals/RUN.left        the site has left this run, whatever is proposed for it from now on
 
-`decide` and `approval_verbs` hold what people do about it. People at the server and at the site compare the
+`decide` and `approval_verbs` implement the decisions. People at the server and at the site compare the
 hash outside the federation, for instance by telephone: the server's log shows it too.
 """
 
@@ -45,7 +45,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Asked:
-    """What was put before the people of the site, by its hash; `problem`: why it cannot be read."""
+    """A proposal that was shown to the people of the site; `problem`: why it cannot be read."""
 
     hash: str
     proposal: Proposal | Ask | StudyAsk | None
@@ -93,7 +93,7 @@ class Approvals:
             return Decision(False, "nobody: the decision cannot be read", "")
 
     def leave(self, run: str) -> None:
-        """Take part in nothing of this run any more."""
+        """Take no further part in this run."""
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_file(self.folder / f"{run}.left", "")
 
@@ -101,18 +101,18 @@ class Approvals:
         return (self.folder / f"{run}.left").exists()
 
     def has(self, proposal_hash: str) -> bool:
-        """Whether it was put before the people of the site."""
+        """Whether this proposal was shown to the people of the site."""
         return (self.folder / f"{proposal_hash}.json").exists()
 
     @patient
     def ask(self, proposal: Proposal | Ask | StudyAsk) -> None:
-        """Put it before the people of the site."""
+        """Show it to the people of the site, who decide."""
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_file(self.folder / f"{proposal.hash}.json", proposal.text)
 
     def asked(self) -> list[Asked]:
-        """All that was ever put before the people of the site, oldest first. One file that cannot be read
-        does not hide the others."""
+        """All proposals ever shown to the people of the site, oldest first. One unreadable file does not hide
+        the others."""
         found = []
         for path in self.folder.glob("*.json") if self.folder.is_dir() else ():
             if HASH.fullmatch(path.stem):
@@ -120,22 +120,22 @@ class Approvals:
         return [one for _, one in sorted(found, key=lambda pair: (pair[0], pair[1].hash))]
 
     def proposals(self) -> list[Proposal | Ask | StudyAsk]:
-        """Those that can be read."""
+        """The proposals that can be read."""
         return [one.proposal for one in self.asked() if one.proposal is not None]
 
     def waiting(self) -> list[Asked]:
-        """Those that nobody has decided about."""
+        """The proposals without a decision."""
         return [one for one in self.asked() if self.decision(one.hash) is None]
 
     def decide(self, proposal_hash: str, *, approved: bool, reason: str = "") -> Decision:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         decision = Decision(approved, account_name(), now, reason)
-        self.folder.mkdir(parents=True, exist_ok=True)  # a policy that asks nobody leaves none
+        self.folder.mkdir(parents=True, exist_ok=True)  # missing if the policy never asks a person
         replace_file(self.folder / f"{proposal_hash}.decision", json.dumps(asdict(decision)))
         return decision
 
     def find(self, word: str) -> Asked:
-        """By its hash, or the beginning of it."""
+        """Find a proposal by its hash or a prefix of it."""
         if len(word) < SHORTEST:
             raise UserError(f"'{word}' is too short for a hash: give {SHORTEST} characters of it or more.")
         fits = [one for one in self.asked() if one.hash.startswith(word)]
@@ -149,7 +149,7 @@ class Approvals:
 
 
 def account_name() -> str:
-    """Of who decides; its number, in a container that has no name for it."""
+    """The account of the person who decides: its name, or its number in a container without a name for it."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -157,7 +157,7 @@ def account_name() -> str:
 
 
 def read_asked(path: Path) -> Asked:
-    """What this file holds, or why it cannot be read: the file may be damaged, or of another version."""
+    """Read a proposal, or record why it cannot be read: the file may be damaged, or of another version."""
     try:
         found = read_any(path.read_text("utf-8"))
     except DAMAGED as error:
@@ -168,7 +168,8 @@ def read_asked(path: Path) -> Asked:
 
 
 def read_any(text: str) -> Proposal | Ask | StudyAsk:
-    """A run, a census or a study, by the keys of the document itself: a run may hold any words."""
+    """Parse a run, a census or a study, distinguished by the document's own keys: a run may hold any
+    words."""
     for read in (read_ask, read_study):
         with suppress(ValueError):
             return read(text)
@@ -176,7 +177,7 @@ def read_any(text: str) -> Proposal | Ask | StudyAsk:
 
 
 def modified(path: Path) -> float:
-    """When the file was written; 0 if it cannot be said."""
+    """When the file was written; 0 if unknown."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -260,7 +261,7 @@ def masks_in_short(proposal: Proposal) -> str:
 
 
 def masks_lines(proposal: Proposal, policy: Policy) -> list[str]:
-    """What the server sees of updates, and what the masks bear."""
+    """What the server sees of updates, and how many drop-outs the masks tolerate."""
     secure = proposal.secure_aggregation
     if secure.name != "on":
         return ["masked    NO: the server sees this site's updates"]
@@ -280,7 +281,7 @@ def masks_lines(proposal: Proposal, policy: Policy) -> list[str]:
 
 
 def text_lines(text: TextPart | None) -> list[str]:
-    """How the run reads texts, where it says so."""
+    """How the run tokenizes texts, if the proposal specifies it."""
     if text is None:
         return []
     length = f"{text.max_tokens} tokens of each at most"

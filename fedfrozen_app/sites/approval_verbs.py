@@ -37,7 +37,8 @@ def _read(words: list[str], verb: str) -> tuple[Kit, Approvals, Namespace]:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """A proposal holds the server's words: none of them moves the cursor, or begins a line of its own."""
+    """Print untrusted text: a proposal holds the server's words, which must not move the cursor or add
+    lines."""
     for line in lines:
         print(printable(line))
 
@@ -74,7 +75,7 @@ def show(words: list[str]) -> None:
 
 
 def counted_of(asked: Asked, kit: Kit) -> Survey | None:
-    """What a run would read and send; None for what trains nothing."""
+    """Count what a run would read and send; None for a census or a study, which trains nothing."""
     proposal = asked.proposal
     if not isinstance(proposal, Proposal):
         return None
@@ -87,10 +88,10 @@ def counted_of(asked: Asked, kit: Kit) -> Survey | None:
 
 
 def known_bundle(kit: Kit, asked: Asked) -> str | None:
-    """None where the audit log does not say: the rule about bundles then counts as unknown."""
+    """The bundle of this proposal in the audit log; without one the rule about bundles counts as unknown."""
     try:
         return bundle_of(read_audit(kit.audit), asked.hash)
-    except UserError:  # a broken log keeps nobody from reading or refusing: `site audit` says what is wrong
+    except UserError:  # a broken log must not prevent a refusal; `site audit` reports what is wrong
         return None
 
 

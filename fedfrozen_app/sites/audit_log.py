@@ -38,16 +38,16 @@ class AuditLog:
         self._digests = {FIRST}
         self._times: dict[str, deque[str]] = defaultdict(deque)  # of counted events
         self.spending: dict[str, set[str]] = defaultdict(set)  # private run: rounds that were sent
-        self.charges: dict[str, list[str]] = defaultdict(list)  # with noise: what it was charged as
+        self.charges: dict[str, list[str]] = defaultdict(list)  # ask with noise: its budget entries
         self._answered: dict[tuple[str, str], set[str]] = defaultdict(set)  # run and proposal: requests
         self._confirmed: dict[tuple[str, int], list[str]] = {}  # run and round: the sites in its sum
-        self._attempts: Counter[tuple[str, int]] = Counter()  # run and round: masked sessions begun
+        self._attempts: Counter[tuple[str, int]] = Counter()  # run and round: masked sessions started
         self.sums = SumMemory()
         for entry in read_audit(path):
             self._learn(entry)
 
     def write(self, event: str, **details: Any) -> None:
-        """On the disk when this returns, so that what leaves the site is recorded before it leaves."""
+        """Write a line to the disk before returning, so that whatever leaves the site is recorded first."""
         entry = {"time": _now().isoformat(), "event": event, **details}
         entry |= {"salt": secrets.token_hex(16), "previous": self.head}
         entry["digest"] = _digest(entry)

@@ -42,7 +42,7 @@ class CheckedRequest:
 
 
 def check_request(site: SiteState, incoming: Incoming, run: Accepted) -> CheckedRequest:
-    """Read the request, load model and data, and hold the request against proposal and policy."""
+    """Read the request, load model and data, and check the request against proposal and policy."""
     proposal = run.proposal
     try:
         request = read_strict_train_request(train_request_text(incoming.message))
@@ -59,7 +59,7 @@ def check_request(site: SiteState, incoming: Incoming, run: Accepted) -> Checked
 
 
 def load_worker(site: SiteState, context: Context, run: Accepted, store: RunStore) -> Worker:
-    """Model and data, made from the accepted proposal and nothing else."""
+    """Load model and data, from the accepted proposal alone."""
     proposal, view = run.proposal, run.view
     set_accepted_run(AcceptedRun(site.kit.name, proposal.hash, run.config, proposal.data_spec))
     # One privacy record per run, so that each keeps to its own epsilon; the budget adds them up.
@@ -69,7 +69,7 @@ def load_worker(site: SiteState, context: Context, run: Accepted, store: RunStor
         "privacy-dir": str(store.of(proposal.hash) / "privacy"),
     }
     worker = worker_for(context)
-    worker.config = run.config  # its subgroups follow the policy as it is now
+    worker.config = run.config  # with subgroups from the current policy
     if proposal.privacy.name != "none":
         declared = view.public_count(len(units_of(worker, site.kit.name)))
         context.node_config["declared-examples"] = declared
@@ -94,13 +94,13 @@ def open_session(site: SiteState, incoming: Incoming, request: TrainRequest, run
 
 
 def check_limits(site: SiteState, incoming: Incoming, checked: CheckedRequest, *, again: bool) -> None:
-    """The day's limits, those of the run, and the round's epsilon."""
+    """Check the limits per day and per run, and the round's epsilon."""
     policy, request = incoming.policy, checked.request
     if request.evaluate:
         site.check_limit("judgements", policy.judgements_per_day, "judged")
     if request.choosing:
         site.check_limit("choices", UPDATES * policy.rounds_per_day, "chose")
-    if again:  # it costs nothing but a line in the log, and those are limited too
+    if again:  # it costs only a line in the log, and those are limited too
         site.check_limit("answers given again", policy.rounds_per_day, "again")
     if problem := problem_of_limits(site, request, checked.proposal, checked.price, policy, again=again):
         raise RequestRefused(problem)

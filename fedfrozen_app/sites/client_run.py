@@ -1,4 +1,4 @@
-"""The client's own code on a site, stopped where its private steps are to be paid for."""
+"""Runs the client's own code at a site, and pauses it until its private steps are charged."""
 
 from dataclasses import replace
 from typing import cast
@@ -16,8 +16,8 @@ from fedfrozen_app.sites.site_state import Incoming, SiteState
 
 
 class ClientRun:
-    """One request's work. What the client remembers comes from the site's disk, from what belongs to its
-    proposal: Flower's context outlives the request, and may have been another's."""
+    """One request in progress. The client's state is read from the site's disk, from the files of its
+    proposal: Flower's context outlives the request and may hold the state of another."""
 
     def __init__(self, site: SiteState, incoming: Incoming, checked: CheckedRequest) -> None:
         self.context, self.checked = incoming.context, checked
@@ -37,10 +37,10 @@ class ClientRun:
         self._coroutine: ClientCoroutine[Reply] = train_handler.serve(
             self.context, checked.worker, request, arrays, None, cohort
         )
-        self.payment: Payment | None = None  # due, and not made yet
+        self.payment: Payment | None = None  # due, not yet made
 
     def until_payment(self) -> None:
-        """Up to the first private step. A client without privacy takes none, and does not begin yet."""
+        """Run up to the first private step. A client without privacy has none, and does not start yet."""
         if self.checked.price is not None and self.reply is None:
             try:
                 due = next(self._coroutine)
@@ -58,7 +58,7 @@ class ClientRun:
             self.payment.run_alone()
 
     def finish(self) -> tuple[Reply, dict[str, Tensor]]:
-        """The client's reply, and the arrays that stay here."""
+        """Run to the end. Returns the client's reply and the arrays that stay here."""
         if self.reply is None:
             try:
                 due = next(self._coroutine) if self.payment is None else self._coroutine.send(None)
@@ -80,5 +80,5 @@ class ClientRun:
             raise RequestDeclined(self.reply.declined)
 
     def close(self) -> None:
-        """It may hold a lock on the client's record."""
+        """Stop the client, which may hold a lock on its record."""
         self._coroutine.close()

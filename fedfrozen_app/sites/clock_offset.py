@@ -1,7 +1,8 @@
-"""How far this machine's clock is from the server's, in a file of the meeting folder.
+"""The offset of this machine's clock from the server's, in a file of the meeting folder.
 
-A server refuses a SuperNode whose clock is ahead, and then no process is there that could be asked: Flower
-ends it without a word. `fedfrozen site metrics` reads the offset from this file, and the log has a sentence.
+A server refuses a SuperNode whose clock is ahead, and Flower then ends the process silently, so that no
+process is left to query. `fedfrozen site metrics` reads the offset from this file, and the log has a
+sentence.
 """
 
 import json
@@ -12,12 +13,12 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 NAME = "clock.json"
-WRONG = 30.0  # seconds from which Flower's limits are near: as in the alert
-LASTS = 120.0  # seconds for which the offset is that of now
+WRONG = 30.0  # seconds: near Flower's limits, and the threshold of the alert
+LASTS = 120.0  # seconds for which a measured offset counts as current
 
 
 class ClockFile:
-    """Written by the SuperNode at each answer whose date says something new."""
+    """Written by the SuperNode whenever a response's date shows a new offset."""
 
     def __init__(self, meeting: Path) -> None:
         self._path = meeting / NAME
@@ -45,7 +46,7 @@ class ClockFile:
 
 
 def offset_of(date: str | None) -> float | None:
-    """From the Date of the server's proxy, to a second; None without one that can be read."""
+    """The offset by a response's Date header, to a second; None if it is missing or unreadable."""
     try:
         return None if date is None else time.time() - parsedate_to_datetime(date).timestamp()
     except ValueError:
@@ -53,7 +54,7 @@ def offset_of(date: str | None) -> float | None:
 
 
 def last_offset(meeting: Path) -> float | None:
-    """In seconds; None if nothing was measured lately."""
+    """The last offset in seconds; None if none was measured recently."""
     try:
         found = json.loads((meeting / NAME).read_text())
         offset, age = float(found["offset"]), time.monotonic() - float(found["measured"])

@@ -15,7 +15,7 @@ SOCKET = "superlink"
 
 @contextmanager
 def control(folder: Path, timeout: float = 30.0) -> Iterator[ControlHttpClient]:
-    """A client for the block."""
+    """A client that is closed at the end of the `with` block."""
     number = open_folder(folder / "run")
     try:
         client = ControlHttpClient("http://superlink", verify=False)

@@ -1,9 +1,9 @@
-"""What a person of the site decides about what was asked: one way for the command line and for the desk.
+"""Record a person's decision about a proposal, for the command line and the desk alike.
 
-    VAR/approvals/decisions.jsonl   every decision, in a chain of digests as the audit log's
+    VAR/approvals/decisions.jsonl   every decision, chained by digests like the audit log
 
-The audit log belongs to the executor alone: two writers would break its chain. So decisions have a log of
-their own.
+Only the executor writes the audit log, because two writers would break its chain. Decisions therefore have a
+separate log.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ LOG = "decisions.jsonl"
 
 
 def approve(kit: Kit, asked: Asked) -> Decision:
-    """Recorded before it holds: without a sound record nothing is approved."""
+    """Approve a proposal. Recorded before it takes effect: without an intact record nothing is approved."""
     if asked.proposal is None:
         raise UserError(
             f"{asked.hash} cannot be read ({asked.problem}), so that nobody can know what it asks for: "
@@ -42,8 +42,8 @@ def approve(kit: Kit, asked: Asked) -> Decision:
 
 
 def refuse(kit: Kit, asked: Asked, reason: str = "") -> Decision:
-    """It holds before it is recorded: a damaged record keeps nobody from refusing. A run that has already
-    started gets no further reply."""
+    """Refuse a proposal. Takes effect before it is recorded, so that a damaged record cannot prevent it. A
+    run that has already started gets no further reply."""
     return _refuse(kit, asked, reason, "refused")
 
 
@@ -59,8 +59,7 @@ def revoke(kit: Kit, asked: Asked, reason: str = "") -> Decision:
 
 
 def leave(kit: Kit, run: str, proposals: Sequence[str], reason: str = "") -> Decision:
-    """The site takes part in nothing of this run any more. It holds before it is recorded; the last
-    decision."""
+    """Leave a run for good. Takes effect before it is recorded. Returns the last decision."""
     reason = _checked(reason)
     approvals = Approvals(kit.approvals)
     approvals.leave(run)

@@ -1,9 +1,9 @@
-"""Sums that tell more together than each alone: over almost the same sites, from the same model.
+"""Refuse sums that reveal more together than alone: over almost the same sites, from the same model.
 
 The difference of a sum over five sites and one over four of them is the fifth site's update. A site therefore
-remembers, in its audit log, the sums that it has agreed to. Together they tell sums over groups: the sites
-that were always asked together. A site agrees to a further sum only if every group still has `min_cohort`
-sites. The same sites again change nothing, and neither do fixed batches of sites (So et al., arXiv
+remembers, in its audit log, the sums that it has agreed to. Together they reveal sums over groups: the sites
+that were always in the same sums. A site agrees to a further sum only if every group still has `min_cohort`
+sites. Repeating the same sites reveals nothing more, and neither do fixed batches of sites (So et al., arXiv
 2106.03328).
 
 Which sums count together is the policy's `differencing`: all of one view, or (`model`) those from the same
@@ -22,11 +22,11 @@ Sites = frozenset[str]
 
 @dataclass(frozen=True)
 class MaskedSum:
-    """What a sum of updates is about."""
+    """A masked sum of updates, as far as differencing depends on it."""
 
     session: str
     round: int
-    model: str  # digest of what all of its sites began from
+    model: str  # digest of the arrays that all of its sites started from
     view: str
     private: bool  # bound by epsilon
 
@@ -44,7 +44,7 @@ class SumMemory:
     _by_view: dict[str, set[Sites]] = field(default_factory=lambda: defaultdict(set))
 
     def learn(self, entry: dict[str, Any]) -> None:
-        """From a `confirmed` line of the audit log; one of a private run, or of an earlier version, has no
+        """Add a `confirmed` line of the audit log; one of a private run, or of an earlier version, has no
         model."""
         if "model" in entry:
             sites = frozenset(entry["survivors"])
@@ -67,7 +67,7 @@ class SumMemory:
 
 
 def groups_of(cohorts: Iterable[Sites]) -> set[Sites]:
-    """The groups of sites that are in the same cohorts: every sum that can be worked out from those of the
+    """The groups of sites that are in the same cohorts: every sum that can be derived from those of the
     cohorts is over whole groups."""
     known = list(dict.fromkeys(cohorts))
     groups: dict[tuple[bool, ...], set[str]] = defaultdict(set)

@@ -176,7 +176,7 @@ def handle_task(kit: Kit, handler: RequestHandler, token: str, note: Note) -> No
                 log.warning("A message did not arrive completely (%s): it was dropped.", error)
                 push_task_output(client, None, SubStatus.FAILED, "The message did not come whole.")
                 return
-            logs_of(**subject_of(message))  # also of the threads beside this one
+            logs_of(**subject_of(message))  # for the other threads too
             with handler.traced("task", message, began):
                 add_span("receive", began)
                 note.write("working", limits.training, idle=limits.idle, now=True)
@@ -214,8 +214,9 @@ def alone(kit: Kit) -> Iterator[None]:
 
 
 def keep_to_itself() -> None:
-    """What it writes derives from the site's rows, and its memory holds updates without their noise: others
-    read neither, and no crash writes the memory to a disk. Also if started without executor.sh."""
+    """Keep this process's files and memory private. Its files derive from the site's rows, and its memory
+    holds updates before noise: no other account reads either, and no crash dumps the memory. Also if started
+    without executor.sh."""
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -224,7 +225,7 @@ def main(arguments: list[str]) -> None:
     """The verb."""
     kit = Kit.read(parse("site exec", arguments).kit)
     keep_to_itself()
-    prepare_logging()  # again: Flower has brought handlers of its own
+    prepare_logging()  # again: Flower has added its own handlers
     logs_of(site=kit.name)
     hide(kit.match_key)
     start_tracing("site")

@@ -1,6 +1,7 @@
-"""The SuperNode's client of the server: it shows the site's certificate, and no call of it hangs.
+"""The SuperNode's HTTP client for the server: it presents the site's certificate, and no call hangs.
 
-Flower's SuperNode knows no client certificates and creates its client in one place: ours is put there.
+Flower's SuperNode does not support client certificates. It creates its client in one place, where this one is
+substituted.
 """
 
 import ssl
@@ -39,12 +40,13 @@ from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.link import NAME, Contact, Patience
 from fedfrozen_app.sites.sign import Note
 
-LARGEST = 2**31  # bytes of an answer: no piece of a message of Flower's is larger
-SPARE = 2**26  # bytes of a message beside its largest piece
+LARGEST = 2**31  # bytes of a response: no piece of Flower's messages is larger
+SPARE = 2**26  # bytes of a message besides its largest piece
 
 
 def server_context(kit: Kit) -> ssl.SSLContext:
-    """TLS with the server: its certificate must be of the federation's authority, and it gets this site's."""
+    """TLS with the server: verifies its certificate by the federation's authority, and presents this
+    site's."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -67,7 +69,7 @@ def was_cut(error: BaseException | None) -> bool:
 
 
 class Bounded(httpx.SyncByteStream):
-    """An answer that ends: a server could send for as long as this machine has memory."""
+    """A response of limited size: a server could otherwise send until this machine runs out of memory."""
 
     def __init__(self, content: httpx.SyncByteStream) -> None:
         self._content = content
@@ -85,16 +87,16 @@ class Bounded(httpx.SyncByteStream):
 
 
 def limit_answer(response: httpx.Response) -> None:
-    """Before its content is read."""
-    if "content-encoding" in response.headers:  # a few bytes could be inflated to more than this machine has
+    """Limit a response before its content is read."""
+    if "content-encoding" in response.headers:  # a few bytes could decompress to more than fits in memory
         raise httpx.DecodingError("the server's answer is compressed, which none of Flower's is")
     assert isinstance(response.stream, httpx.SyncByteStream)
     response.stream = Bounded(response.stream)
 
 
 class MessageSize:
-    """Gives up on a message that is larger than any of an honest server's, whose arrays travel as one piece:
-    the pieces of a message are in memory until it is whole."""
+    """Drops a message larger than any that an honest server sends, whose arrays travel as one piece: the
+    pieces of a message stay in memory until it is complete."""
 
     def __init__(self) -> None:
         self._size, self._lock = 0, threading.Lock()  # pieces travel in several threads
@@ -128,7 +130,7 @@ class SiteConnection:
 
 
 class SiteFleetClient(FleetHttpClient):
-    """Flower creates it from the server's address alone: the rest is an attribute of a subclass."""
+    """Flower creates it from the server's address alone, so a subclass holds the rest as an attribute."""
 
     connection: ClassVar[SiteConnection]
 

@@ -1,4 +1,4 @@
-"""A census: the site counts its rows, of what its policy lets leave."""
+"""Census requests: the site counts its rows, within what its policy allows."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -65,7 +65,7 @@ def handle_census(site: SiteState, incoming: Incoming) -> Message:
 
 
 def count(site: SiteState, ask: Ask, view: View, rules: Rules, policy: Policy) -> tuple[str, str | None]:
-    """The answer's text, and the name under which its epsilon is in the budget."""
+    """Returns the answer's text and the budget entry that its epsilon was charged to."""
     place = site.kit.var / "census" / f"{view.name}.json"
     memory = read_memory(place)
     if ask.epsilon is None:
@@ -85,7 +85,7 @@ def count(site: SiteState, ask: Ask, view: View, rules: Rules, policy: Policy) -
 def answer_once(
     site: SiteState, policy: Policy, price: Price, place: Path, draw: Callable[[], str], kind: str = "census"
 ) -> tuple[str, str]:
-    """An answer with noise: drawn and charged once for each ask, and remembered."""
+    """A noisy answer: drawn and charged once for each ask, then stored."""
     memory = read_memory(place)
     kept = memory.setdefault("noised", {})
     if charges := charges_for(site, price.proposal):
@@ -100,22 +100,22 @@ def answer_once(
 
 
 def other_memories(place: Path) -> dict[str, dict[str, Any]]:
-    """Of what was released of the site's other views, by name."""
+    """The records of what was released about the site's other views, by name."""
     return {path.stem: read_memory(path) for path in sorted(place.parent.glob("*.json")) if path != place}
 
 
 def charges_for(site: SiteState, ask: str) -> list[str]:
-    """The names under which the ask of this hash was charged before, oldest first. Nothing here reads rows:
-    if changed rows led to a new draw, a changed answer would show that they changed, whatever epsilon says.
+    """The budget entries of the ask with this hash, oldest first. This reads no rows: if changed rows caused
+    a new draw, a changed answer would reveal the change outside the epsilon guarantee.
 
-    An earlier version charged an ask again when rows had changed, under names of its own.
+    Earlier versions charged an ask again when rows had changed, under other names.
     """
     return list(dict.fromkeys([*site.budget.runs_of(ask), *site.audit.charges.get(ask, ())]))
 
 
 def answer_again(kept: Mapping[str, str], charges: list[str], place: Path) -> tuple[str, str]:
-    """The last answer that was charged for, at no cost. A lost one is not drawn again: the mean of many draws
-    has no noise."""
+    """Repeat the last charged answer, at no cost. A lost one is not drawn again: averaging many draws would
+    remove the noise."""
     for charged in reversed(charges):
         if charged in kept:
             return kept[charged], charged

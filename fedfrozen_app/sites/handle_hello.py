@@ -1,5 +1,5 @@
-"""Hello: a proposal is read, checked, and put before a person if the policy wants that. An accepted one is
-written to the site's disk: every later request of the run is held against it."""
+"""Hello requests: read and check a proposal, and ask a person if the policy requires it. An accepted proposal
+is written to the site's disk, and every later request of the run is checked against it."""
 
 from collections.abc import Sequence
 

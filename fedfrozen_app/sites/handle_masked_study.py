@@ -1,6 +1,6 @@
-"""A masked survival study at a real site: keys of its certificate, and sums under masks.
+"""A masked survival study at a real site: keys signed by its certificate, and masked sums.
 
-What may leave is what may leave without masks; each step is in the audit log before its answer leaves.
+The policy's limits are the same as without masks; each step is in the audit log before its answer leaves.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from fedfrozen_app.study.masked_site import Plain, check_terms, masked_answer, s
 from fedfrozen_app.study.masked_steps import EDGES, MaskedStep
 from fedfrozen_app.study.study_ask import StudyAsk
 
-MESSAGES = 4  # with keys, for each sum
+MESSAGES = 4  # that carry keys, per sum
 EVENT = "survival_masks"
 
 
 def sum_answer(site: SiteState, ask: StudyAsk, step: MaskedStep, plain: Plain) -> str:
-    """The edges that its counts show, or a masked sum."""
+    """The edges at which its counts may be shown, or a masked sum."""
     if step.name == EDGES:
         return shown_answer(ask, plain)
     with refusing_what_masks_refuse():

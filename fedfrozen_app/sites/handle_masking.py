@@ -1,8 +1,8 @@
 """The steps of a masked round that carry no update: keys, shares, confirmation and unmasking. What leaves is
 in the audit log before it leaves.
 
-Each attempt at a round draws new neighbours, which a server may hope to be its own people: attempts are
-counted, by round and by day.
+Each attempt at a round draws new neighbours, and a server might retry until it controls them: attempts are
+limited per round and per day.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from fedfrozen_app.sites.refusals import RequestRefused, refusing_what_masks_ref
 from fedfrozen_app.sites.site_state import Incoming, SiteState
 from fedfrozen_app.sites.store import UPDATES
 
-ATTEMPTS = 4  # at one round of a run: after a drop-out of too many, or after a resume
+ATTEMPTS = 4  # per round of a run: after too many drop-outs, or after a resume
 
 
 def handle_masking(site: SiteState, incoming: Incoming) -> Message:
@@ -60,7 +60,7 @@ def handle_masking(site: SiteState, incoming: Incoming) -> Message:
 def begin_attempt(
     site: SiteState, policy: Policy, proposal: Proposal, session: Session, about: dict[str, Any]
 ) -> None:
-    """Count it before its keys leave."""
+    """Count an attempt before its keys leave."""
     number, rounds = session.terms.round, proposal.run.num_rounds
     if number > rounds:
         raise RequestRefused(f"the masks are for round {number} of {rounds}")
@@ -73,9 +73,9 @@ def begin_attempt(
 def confirm_survivors(
     site: SiteState, policy: Policy, proposal: Proposal, session: Session, about: dict[str, Any]
 ) -> None:
-    """One list of survivors per round of a run, ever, and none that tells an earlier sum apart: see
-    `differencing`. A repeated round may have the same list; none at all if each sum has noise of its own,
-    because two noised sums of one round protect less than one."""
+    """Confirm one list of survivors per round of a run, and none that could be differenced against an earlier
+    sum: see `differencing`. A repeated round may confirm the same list again, unless each sum has its own
+    noise: two noised sums of one round protect less than one."""
     asked, secure = site.masked_sums[proposal.hash], proposal.secure_aggregation
     assert asked.session == session.terms.session  # a proposal has one session at a time
     before = site.audit.confirmed(proposal.run.id, asked.round)

@@ -1,4 +1,4 @@
-"""A survival study: the site adds up its rows, as far as its policy lets the sums leave."""
+"""Survival study requests: the site sums over its rows, within what its policy allows."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -81,7 +81,7 @@ def title_of(step: MaskedStep) -> str:
 def add_up_masked(
     site: SiteState, ask: StudyAsk, step: MaskedStep, view: View, policy: Policy
 ) -> tuple[str, str | None]:
-    """The same under masks, or the edges that the counts show."""
+    """`add_up` under masks, or the edges at which the counts may be shown."""
     charged: list[str | None] = [None]
 
     def plain(own: StudyAsk, asked: Step) -> str:
@@ -95,7 +95,7 @@ def add_up_masked(
 
 
 def add_up(site: SiteState, ask: StudyAsk, step: Step, view: View, policy: Policy) -> tuple[str, str | None]:
-    """The answer's text, and the name under which its epsilon is in the budget."""
+    """Returns the answer's text and the budget entry that its epsilon was charged to."""
     place = site.kit.var / "survival" / f"{view.name}.json"
     rules = policy.study_rules()
     try:
@@ -115,8 +115,8 @@ def add_up(site: SiteState, ask: StudyAsk, step: Step, view: View, policy: Polic
 
 
 def rows_of_view(view: View) -> SiteRows:
-    """The view's rows. A table of people needs neither text nor picture, which a reader looks for; but a
-    view that takes some of its rows is read by its reader."""
+    """The view's rows. A text table is read directly, because a dataset reader would require a text or image
+    column; a view that selects some of its rows goes through its reader."""
     path = Path(str(view.path))
     if view.limit is None and view.keep_classes is None and path.is_file() and path.name.endswith(TEXT_FILES):
         cells = text_frame(path).cells
@@ -126,7 +126,7 @@ def rows_of_view(view: View) -> SiteRows:
 
 
 def names_of(columns: Mapping[str, Sequence[Any]], unit: str | None) -> list[str]:
-    """Whose each row is: by the view's unit, else by what the row holds."""
+    """An identifier per row: the value of the view's unit, else a digest of the row."""
     count = len(next(iter(columns.values()), ()))
     if unit is not None:
         if unit not in columns:

@@ -43,7 +43,7 @@ def handle_train(site: SiteState, incoming: Incoming) -> Message:
         return process_request(TRANSITIONS, progress)
     finally:
         progress.close()
-        incoming.context.state = RecordDict()  # the SuperNode, which gets the context, sees nothing of it
+        incoming.context.state = RecordDict()  # the SuperNode gets the context, and must not see it
 
 
 # Checked, approved, admitted ----------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def approve(progress: TrainProgress) -> None:
 
 
 def admit(progress: TrainProgress) -> None:
-    """Hold the request itself against proposal, policy and limits; look for a stored reply to it."""
+    """Check the request itself against proposal, policy and limits; look up a stored reply to it."""
     site, incoming, proposal, view = progress.site, progress.incoming, progress.proposal, progress.view
     assert proposal is not None and view is not None
     checked = check_request(site, incoming, site.run_of(proposal, view, incoming.policy))
@@ -72,7 +72,7 @@ def admit(progress: TrainProgress) -> None:
 
 
 def stored_reply(site: SiteState, checked: CheckedRequest) -> SiteReply | None:
-    """What an earlier message with this request of this proposal has stored, if it may be sent."""
+    """The reply stored for this request of this proposal by an earlier message, if it may be sent."""
     request, proposal = checked.request, checked.proposal
     reply = checked.store.reply_to(proposal.hash, request.round, request.work) if request.trains else None
     if reply is None:
@@ -88,15 +88,15 @@ def stored_reply(site: SiteState, checked: CheckedRequest) -> SiteReply | None:
 
 
 def recall(progress: TrainProgress) -> None:
-    """Send what is stored: the arrays that a masked update is the difference to must be here."""
+    """Send the stored reply. For a masked update, the base arrays of the request must be here."""
     find_base(progress, sent=True)
 
 
 def postpone(progress: TrainProgress) -> None:
-    """Outside the opening hours nothing new begins; what is stored may be sent."""
+    """Start nothing new outside the opening hours; a stored reply may be sent."""
     site, incoming = progress.site, progress.incoming
     opens = opens_at(incoming.policy.availability)
-    if opens is None:  # it has opened in this moment
+    if opens is None:  # it has just opened
         opens = datetime.datetime.now()
     site.check_limit("requests outside its opening hours", incoming.policy.refusals_per_day, "closed")
     log.info("Round %d waits: outside the opening hours, until %s.", progress.checked.request.round, opens)
@@ -114,7 +114,7 @@ def postpone(progress: TrainProgress) -> None:
 
 
 def prepare(progress: TrainProgress) -> None:
-    """Run the client's own code up to its first private step: what is missing or does not fit is known."""
+    """Run the client's code up to its first private step: by then it has reported whatever is missing."""
     progress.client = ClientRun(progress.site, progress.incoming, progress.checked)
     progress.client.until_payment()
     reply = progress.client.reply
@@ -122,7 +122,7 @@ def prepare(progress: TrainProgress) -> None:
 
 
 def charge(progress: TrainProgress) -> None:
-    """The site's record first, then the client's own."""
+    """Charge the site's record first, then the client's own."""
     checked, site = progress.checked, progress.site
     assert progress.client is not None
     if checked.price is not None:
@@ -153,10 +153,10 @@ def find_base(progress: TrainProgress, *, sent: bool) -> None:
 
 
 def ask_for_arrays(progress: TrainProgress) -> None:
-    """Arrays of the request's base are not here: the server sends them with its next message."""
+    """Ask for missing arrays of the request's base: the server sends them with its next message."""
     site, incoming, lacks = progress.site, progress.incoming, progress.lacks
     limit = incoming.policy.rounds_per_day
-    site.check_limit("orders with arrays that are not here", limit, "lacks")
+    site.check_limit("requests with arrays that are not here", limit, "lacks")
     site.audit.write("lacks", **incoming.details, names=len(lacks))
     reply = Reply(progress.checked.request.digest, lacks=lacks, anchor=site.audit.head)
     progress.answer = train_reply(incoming.message, reply, local=False)
@@ -166,8 +166,8 @@ def ask_for_arrays(progress: TrainProgress) -> None:
 
 
 def add_noise(progress: TrainProgress) -> None:
-    """Without what the policy keeps. With noise in the sum, the update becomes its noised vector; otherwise
-    training has added noise."""
+    """Remove what the policy withholds. With noise in the sum, the update becomes its noised vector;
+    otherwise training has already added noise."""
     checked, outcome = progress.checked, progress.known_outcome
     if not outcome.fresh and noised(checked.request):
         return  # stored with noise: it holds nothing that could be filtered
@@ -211,7 +211,7 @@ def store(progress: TrainProgress) -> None:
 
 
 def mask(progress: TrainProgress) -> None:
-    """What leaves in place of the reply."""
+    """Set what leaves: the reply, or its masked vector."""
     checked, reply = progress.checked, progress.known_outcome.reply
     session, request = checked.session, checked.request
     progress.reply = reply
@@ -228,7 +228,7 @@ def mask(progress: TrainProgress) -> None:
 
 
 def rounding(site: SiteState, checked: CheckedRequest) -> np.random.Generator:
-    """Rounding is no secret: a repeated round rounds to the same numbers."""
+    """The generator for rounding. It is no secret, and a repeated round rounds to the same numbers."""
     return numpy_generator(checked.worker.config.seed, "rounding", site.kit.name, checked.request.round)
 
 

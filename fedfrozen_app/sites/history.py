@@ -1,4 +1,4 @@
-"""What the audit log says of the past: who asked first and with which bundle, the runs, what was spent."""
+"""The history in the audit log: first requests and their bundles, past runs, and spent epsilon."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,7 +55,7 @@ def rule_refusals(entries: Sequence[Entry]) -> list[RuleRefusal]:
 
 
 def first_asked(entries: Sequence[Entry], proposal: str) -> Entry | None:
-    """The entry by which the site first heard of this proposal."""
+    """The first entry about this proposal."""
     return next((entry for entry in entries if entry.get("proposal") == proposal), None)
 
 
@@ -83,7 +83,7 @@ def past_runs(entries: Sequence[Entry]) -> list[PastRun]:
 
 
 def spending(entries: Sequence[Entry]) -> list[Spent]:
-    """Where the sum of all runs rose, oldest first."""
+    """The points at which the total of all runs rose, oldest first."""
     found: list[Spent] = []
     for entry in entries:
         total = entry.get("epsilon_all_runs")

@@ -110,7 +110,7 @@ class Inbox(InMemoryNodeState):
             self._cleanup_expired_task_tokens_locked()
 
     def _drop_unwanted(self) -> None:
-        """Stop the work on a message whose run has ended or whose time is over."""
+        """Stop the work on a message whose run has ended or whose deadline has passed."""
         message, now = self._awaited, time.monotonic()
         if message is None:
             return

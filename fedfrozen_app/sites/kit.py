@@ -18,8 +18,8 @@ class Limits:
     """Seconds after which a process of this site counts as hung, and is restarted."""
 
     transfer: float = 300  # without a piece of a message received or sent
-    idle: float = 300  # at work on a message without using the processor
-    training: float = 86400  # at work on one message
+    idle: float = 300  # working on a message without using the processor
+    training: float = 86400  # working on one message
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Kit:
     var: Path  # cache, state, approvals, audit log
     cache_gb: float
     limits: Limits = Limits()
-    match_key: bytes | None = None  # by which sites compare rows; the server does not know it
+    match_key: bytes | None = None  # for comparing rows across sites; unknown to the server
     syslog: str | None = None  # where a copy of the audit log goes: a socket such as /dev/log, or HOST:PORT
 
     @classmethod
@@ -123,7 +123,7 @@ def port_number(value: Any, what: str) -> int:
 
 
 def _double_key(root: yaml.Node | None) -> str | None:
-    """A key that a mapping says twice, at any depth."""
+    """A key that occurs twice in one mapping, at any depth."""
     waiting, seen = [root], set()
     while waiting:
         node = waiting.pop()
@@ -142,7 +142,7 @@ def _double_key(root: yaml.Node | None) -> str | None:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping, each key once at its place; `UserError` otherwise."""
+    """Read a YAML file that holds a mapping without duplicate keys; `UserError` otherwise."""
     try:
         text = path.read_text("utf-8")
         loader = yaml.SafeLoader(text)

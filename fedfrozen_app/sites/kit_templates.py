@@ -1,4 +1,4 @@
-"""What the files of all kits share. `@name` is filled in by provisioning; all else is written as it is.
+"""Templates shared by all kits. Provisioning fills in `@name` and copies everything else unchanged.
 
 Every Flower flag below is one that the installed Flower takes: a test asks its own parsers.
 """
@@ -38,7 +38,7 @@ cd "$(dirname "$0")"
 
 START = """\
 #!/bin/sh
-# All processes in one terminal; they end together. For good, use the systemd units.
+# All processes in one terminal; they end together. In production, use the systemd units.
 set -u
 cd "$(dirname "$0")"
 children=
@@ -47,7 +47,7 @@ for part in {parts}; do
 done
 end() {{
   trap - INT TERM
-  kill $children 2> /dev/null   # those that it started, and nobody else
+  kill $children 2> /dev/null   # only those that it started
   wait
 }}
 all_run() {{
@@ -62,7 +62,7 @@ end
 exit 1
 """
 
-# Of every unit: it can write its own kit and nothing else, and gains no rights.
+# For every unit: it can write its own kit and nothing else, and gains no privileges.
 UNIT = """\
 [Unit]
 Description=fedfrozen: {what}
@@ -103,8 +103,9 @@ SystemCallArchitectures=native
 WantedBy=multi-user.target
 """
 WITH_NETWORK = "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6\nPrivateDevices=yes"
-# The executor reads what the server sends and has the data: it gets no network at all. Devices stay: a GPU.
-# (With `downloads: true` in the policy it needs a network: `systemctl edit` takes these three lines back.)
+# The executor reads what the server sends and has the data: it gets no network at all. Devices stay
+# available, for a GPU. (With `downloads: true` in the policy it needs a network: `systemctl edit` overrides
+# these three lines.)
 NO_NETWORK = "PrivateNetwork=yes\nIPAddressDeny=any\nRestrictAddressFamilies=AF_UNIX"
 
 
@@ -113,7 +114,7 @@ def unit(what: str, folder: str, command: str, *, more: str = WITH_NETWORK, capa
 
 
 DOCKERFILE = """\
-# Put the fedfrozen wheel into wheels/ beside this file, then:
+# Put the fedfrozen wheel into wheels/ next to this file, then:
 #   UID=$(id -u) GID=$(id -g) docker compose up --build
 FROM python:3.11-slim
 COPY wheels /wheels
@@ -122,7 +123,7 @@ WORKDIR /kit
 USER 1000:1000
 """
 
-# Of every service: without root, without further rights, its own file system read-only but for the kit.
+# For every service: no root, no added privileges, and a file system that is read-only except for the kit.
 SAFE = """\
     user: "${UID:-1000}:${GID:-1000}"   # the owner of this folder
     volumes: ["./:/kit"]

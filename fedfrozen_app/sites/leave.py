@@ -1,4 +1,4 @@
-"""`fedfrozen site leave RUN [KIT]`: the site gives a run nothing more, and asks its operators to forget it.
+"""`fedfrozen site leave RUN [KIT]`: leave a run, and ask its operators to forget this site's updates.
 
 KIT/leave-RUN.json    the request, signed with the key of the site's certificate: send it to the operators
 """

@@ -1,7 +1,7 @@
-"""A limit of `policy.yaml`, set by a person of the site: one way for the command line and for the desk.
+"""Set a limit of `policy.yaml`, for the command line and the desk alike.
 
-The rest of the file stays as it is, comments and all. What the file would say is read as the site reads it
-before it takes its place, and the change is in the record of decisions before it holds.
+The rest of the file is kept, comments included. The new file is parsed as the site parses it before it
+replaces the old one, and the change is in the record of decisions before it takes effect.
 """
 
 import re
@@ -19,7 +19,7 @@ from fedfrozen_app.sites.decide import decision_log
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.policy import Policy
 
-# Numbers and plain words alone: lists of names, and what may be downloaded, need an editor and a second look.
+# Only numbers and single words: lists of names, and downloads, are edited by hand, with a second look.
 LIMITS = (
     *("max_epsilon", "max_delta", "min_examples", "min_people", "min_cohort", "min_threshold"),
     *("rounds_per_day", "hellos_per_day", "judgements_per_day", "censuses_per_day", "refusals_per_day"),
@@ -37,7 +37,7 @@ def limit(arguments: list[str]) -> None:
 
 
 def set_limit(kit: Kit, key: str, word: str) -> tuple[Any, Any]:
-    """(what it was, what it is)."""
+    """Returns (old value, new value)."""
     if key not in LIMITS:
         raise UserError(
             f"{key} is no limit that can be set so: use {', '.join(LIMITS)}, or edit {kit.policy}."
@@ -58,7 +58,7 @@ def set_limit(kit: Kit, key: str, word: str) -> tuple[Any, Any]:
 
 
 def _value(word: str) -> Any:
-    """As YAML would read it, and 1e-6 as the number that people mean."""
+    """Parse as YAML does, but read 1e-6 as a number too."""
     for kind in (int, float):
         try:
             return kind(word)
@@ -68,7 +68,7 @@ def _value(word: str) -> Any:
 
 
 def _changed(text: str, key: str, value: Any) -> str:
-    """The file with this one value in place of its old one."""
+    """The file's text with this one value replaced."""
     new = yaml.safe_dump({key: value}).strip()
     line = re.compile(rf"^{key}:[^\n#]*?(?P<rest>[ \t]*(#[^\n]*)?)$", re.MULTILINE)
     if line.search(text):
@@ -77,7 +77,7 @@ def _changed(text: str, key: str, value: Any) -> str:
 
 
 def _check(path: Path, text: str, old: Policy, key: str, value: Any) -> None:
-    """`UserError` if the new file could not be read, or would say anything else differently."""
+    """`UserError` if the new file cannot be read, or would change any other value."""
     part = path.with_name(f".{path.name}.new")
     try:
         files.write(part, text.encode(), files.SECRET)

@@ -52,7 +52,7 @@ class Contact:
     answered: float | None = None  # when the server last answered a request for messages (monotonic clock)
     beat: float | None = None  # when the server last took its heartbeat; without one it counts as gone
     meter: LinkMeter = field(default_factory=LinkMeter, compare=False)
-    # Of another process: what its meter says.
+    # The measurements of another process's meter, as it reported them.
     link: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class SuperNodeClient(RuntimeHttpClient):
     """Flower's client of the SuperNode, over the kit's socket."""
 
     def __init__(self, kit: Kit, interceptors: Sequence[ProtobufClientInterceptor] = ()) -> None:
-        # Flower's own HTTP client only knows ports: it is replaced before it is used.
+        # Flower's own HTTP client supports only ports: it is replaced before it is used.
         super().__init__(f"https://{NAME}", interceptors=interceptors, verify=False)
         self._folder = open_folder(kit.meeting)
         self._http = httpx.Client(
@@ -101,7 +101,7 @@ class SuperNodeClient(RuntimeHttpClient):
 
 
 class Patience:
-    """Gives up on a message of which no piece has arrived for too long; Flower itself would ask for hours.
+    """Gives up on a message of which no piece has arrived for too long; Flower itself would retry for hours.
 
     A piece is requested repeatedly until it is there, so that no single request hangs.
     """
@@ -121,7 +121,7 @@ class Patience:
 
 
 def is_stranger(error: BaseException | None) -> bool:
-    """Whether a connection failed because the other side could not prove that it is of this kit."""
+    """Whether a connection failed because the other side could not prove that it belongs to this kit."""
     while error is not None:
         if isinstance(error, ssl.SSLError):
             return True

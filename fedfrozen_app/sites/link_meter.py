@@ -5,18 +5,18 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-LARGE = 16 * 1024  # bytes of a piece from which its time says how fast the link is
-FRESH = 120.0  # seconds for which a measured speed is told
+LARGE = 16 * 1024  # bytes: smaller pieces take too little time to measure the link's speed
+FRESH = 120.0  # seconds for which a measured speed is reported
 
 
 @dataclass(frozen=True)
 class Speed:
     bytes_per_second: float
-    measured: float  # monotonic clock
+    measured: float  # time by the monotonic clock
 
 
 class LinkMeter:
-    """Counts since the process began. Pieces of a message travel in several threads."""
+    """Counts since the process started. Pieces of a message travel in several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

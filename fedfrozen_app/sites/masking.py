@@ -1,8 +1,8 @@
 """A site's part in masked rounds: its identity, the sites that it trusts, and its sessions.
 
 Its keys of a round are signed with the key of its certificate, and it accepts only keys that a certified site
-of the federation has signed: a server cannot invent neighbours. The secrets of a round are in memory only. If
-the executor ends, they are gone, and the site has dropped out of the round.
+of the federation has signed: a server cannot invent neighbours. The secrets of a round are kept in memory
+only: if the executor ends, they are lost and the site has dropped out of the round.
 """
 
 from collections.abc import Mapping

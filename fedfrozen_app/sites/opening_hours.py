@@ -2,8 +2,9 @@
 
     availability: ["Mon-Fri 19:00-07:00", "Sat,Sun 00:00-24:00"]
 
-An interval belongs to the days on which it begins, and may end on the next morning. Without days it is every
-day's. Outside these hours a request waits: the site says when it opens, and work that has begun goes on.
+An interval belongs to the days on which it begins, and may end on the next morning. Without days it applies
+to every day. Outside these hours a request waits and the reply says when the site opens; work in progress
+continues.
 """
 
 import datetime
@@ -21,7 +22,7 @@ HOW = "give intervals such as [Mon-Fri 19:00-07:00, 'Sat,Sun 00:00-24:00']"
 
 
 def checked_hours(value: Any, path: Path) -> tuple[str, ...]:
-    """`UserError` for what is no list of intervals; empty: the site always trains."""
+    """Check a list of intervals (`UserError`). If it is empty, the site always trains."""
     try:
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
             raise ValueError("it is no list of words")
@@ -44,7 +45,8 @@ def opens_at(intervals: Sequence[str], now: datetime.datetime | None = None) -> 
 
 
 def seconds_until(moment: datetime.datetime) -> float:
-    """Also where the clocks change in between: both are made moments of the local time zone."""
+    """Seconds until then, also across a change of daylight saving time: both are read in the local time
+    zone."""
     return max(1.0, moment.timestamp() - datetime.datetime.now().timestamp())
 
 

@@ -8,7 +8,7 @@ server: @superlink
 OPERATOR_README = """\
 # The kit of the operator @name
 
-With it runs are started and stopped: `operator.key` is worth as much as that. Once the server has admitted
+This kit can start and stop runs: protect `operator.key` accordingly. Once the server has admitted
 `operator.crt`, on the server's machine (results are written there), with a folder of test data:
 
     fedfrozen runtime=deployed runtime.server_kit="$PWD" runtime.min_nodes=2 dataset=images dataset.path=DIR

@@ -61,30 +61,30 @@ class Policy:
     approval: str = "ask"
     metrics: bool = False
     downloads: bool = False
-    tokenizers: str = "any"  # "own": the model's, or bytes; policies older than this key never met another
+    tokenizers: str = "any"  # "own": the model's, or bytes; older policies lack this key
     max_tokens: int = 8192  # of a text that the site reads, all chunks together
     hellos_per_day: int = 50
     judgements_per_day: int = 10
     refusals_per_day: int = 100  # refusals and failures
-    # Optional by default: policies older than this key mean updates without masks.
+    # Optional by default: policies that are older than this key expect updates without masks.
     secure_aggregation: str = "optional"
     min_cohort: int = 3  # of a masked sum
-    min_threshold: float = 2 / 3  # share of a round's sites that must stay: the higher, the more may conspire
+    min_threshold: float = 2 / 3  # share of a round's sites that must stay: higher resists more colluders
     min_neighbours: int = NEIGHBOURS  # that a site draws in a round of more sites
     differencing: str = "data"  # which masked sums must not be distinguishable: of one view, or of one model
     census: bool | str = False  # whether the site counts its rows; "ask": a person decides
     census_floor: int = 10  # fewest people in a published cell, and in a group that is evaluated separately
-    census_columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # with their edges, or words
-    census_matches: bool = False  # whether hashes of rows leave, under the key that the sites have agreed on
+    census_columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # with edges, or levels
+    census_matches: bool = False  # whether hashes of rows leave, keyed by `match_key`
     censuses_per_day: int = 20
     survival: str = "none"  # what a survival study gets: nothing, counts between edges, or exact times
-    survival_columns: tuple[str, ...] = ()  # that it may name; rows that lack one of them take no part
-    survival_edges: tuple[float, ...] = ()  # between which the time is counted
+    survival_columns: tuple[str, ...] = ()  # that a study may use; rows missing one are left out
+    survival_edges: tuple[float, ...] = ()  # of the time bins
     survival_groups: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
     )  # columns to compare, with levels
-    survival_regression: bool = False  # whether sums of covariates leave, at coefficients of the server's
-    survival_answers_per_day: int = 60  # of all studies: a Cox regression takes one for each step
+    survival_regression: bool = False  # whether sums of covariates leave, for given coefficients
+    survival_answers_per_day: int = 60  # over all studies: a Cox regression takes one per step
     subgroups: tuple[str, ...] = ()  # columns by which a model is evaluated separately
     monitoring: str = "none"  # what `fedfrozen site metrics` shows: nothing, health, or work too
     forbidden_columns: tuple[str, ...] = ()  # that no run, census or study reads, whatever a view says
@@ -109,7 +109,7 @@ class Policy:
         return next((problem for _, problem in self.rules(proposal, view, bundle) if problem), None)
 
     def rules(self, proposal: Proposal, view: View, bundle: str) -> Iterator[tuple[str, str | None]]:
-        """Every rule for a proposal: its name, and why it refuses the run; None if it does not."""
+        """Each rule's name, and why it refuses the proposal; None if it does not."""
         name, classes = proposal.strategy["name"], proposal.data.classes
         yield "bundle", self._problem_of_bundle(bundle)
         refused = f"the strategy {name} is not one of those that it allows"
@@ -297,7 +297,7 @@ def _checked(key: str, value: Any, path: Path) -> Any:
         raise UserError(f"{path}: secure_aggregation must be required or optional.")
     if key == "differencing" and value not in DIFFERENCING:
         raise UserError(f"{path}: differencing must be model or data.")
-    if key == "census" and not (isinstance(value, bool) or value == "ask"):  # 0 equals False, and is not it
+    if key == "census" and not (isinstance(value, bool) or value == "ask"):  # 0 == False, but not allowed
         raise UserError(f"{path}: census must be yes, no or ask.")
     if key == "census_floor" and value < LEAST_FLOOR:
         raise UserError(f"{path}: census_floor must be {LEAST_FLOOR} or more.")

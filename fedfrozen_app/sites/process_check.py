@@ -11,7 +11,7 @@ from fedfrozen_app.sites.link import Contact, SuperNodeClient, is_stranger, runn
 from fedfrozen_app.sites.sign import ask, last_sign, processor_time
 
 PATIENCE = 10.0  # seconds, for an answer on this machine
-SILENCE = 60.0  # seconds without an answer of the server, which is asked every three
+SILENCE = 60.0  # seconds without a response of the server, which is polled every three
 LOOK = 2.0  # seconds, to see whether a process computes
 
 
@@ -42,7 +42,7 @@ def _contact(kit: Kit) -> Contact:
 
 
 def check_supernode(kit: Kit) -> str:
-    """Asked over its socket, as the executor does: a running process may still not answer."""
+    """Query the SuperNode over its socket, as the executor does: a running process may still not answer."""
     if not running(kit.meeting / "supernode.lock"):
         return "not started"
     began = time.perf_counter()
@@ -51,7 +51,7 @@ def check_supernode(kit: Kit) -> str:
 
 
 def check_executor(kit: Kit) -> str:
-    """Its loop must answer; while it works on a message, its notes show what it does."""
+    """The executor's loop must answer; while it works on a message, its notes show what it does."""
     if not running(kit.var / "executor.lock"):
         return "not started"
     sign = last_sign(kit.meeting, EXECUTOR)
@@ -85,7 +85,7 @@ def check_executor(kit: Kit) -> str:
 
 
 def computes(pid: int, seconds: float) -> bool:
-    """Whether a process uses the processor during so many seconds."""
+    """Whether a process uses the processor within this many seconds."""
     try:
         before = processor_time(pid)
         time.sleep(seconds)

@@ -14,7 +14,7 @@ from fedfrozen_app.sites.shown_settings import MOST_LISTED
 
 @dataclass(frozen=True)
 class Change:
-    """One value. None: there is none on that side."""
+    """One changed value; None where that side has none."""
 
     key: str
     before: Any
@@ -22,7 +22,7 @@ class Change:
 
 
 def last_approved(approvals: Approvals, asked: Asked) -> Asked | None:
-    """The run of the latest approval beside this one; only runs are compared with runs."""
+    """The most recently approved run other than this one; only runs are compared with runs."""
     found = []
     for one in approvals.asked():
         decision = approvals.decision(one.hash)
@@ -39,7 +39,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]
 
 
 def shown(value: Any) -> str:
-    """As JSON, so that no text poses as a value; long ones by their length and digest."""
+    """As JSON, so that text cannot pass for another value; long values as length and digest."""
     if isinstance(value, list | str) and len(value) > MOST_LISTED:
         return f"({len(value)} values, SHA-256 {hash_of(value)[:12]})"
     return "none" if value is None else json.dumps(value)

@@ -25,7 +25,7 @@ class LimitReached(RequestRefused):
 
 @contextmanager
 def refusing_what_masks_refuse() -> Iterator[None]:
-    """What the masking protocol refuses, the site refuses."""
+    """Turn a `ProtocolError` of the masking protocol into a refusal."""
     try:
         yield
     except ProtocolError as error:

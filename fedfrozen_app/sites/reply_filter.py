@@ -1,4 +1,4 @@
-"""What of a client's reply may leave the site."""
+"""Reduces a client's reply to what may leave the site."""
 
 from dataclasses import replace
 
@@ -17,7 +17,8 @@ ACCOUNT = (*PUBLIC, NOISE, SENSITIVITY, COUNT_NOISE)
 
 
 def filtered(reply: Reply, request: TrainRequest, policy: Policy, view: View) -> Reply:
-    """The reply without the metrics that the policy keeps, and with rounded or declared numbers of rows."""
+    """The reply without the metrics that the policy withholds, and with rounded or declared numbers of
+    rows."""
     if request.choosing:
         return Reply(reply.request, chosen=reply.chosen)
     known = {*request.plan.shared, *(request.coder.extra_names if request.coder else ())}

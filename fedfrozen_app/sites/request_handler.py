@@ -2,7 +2,8 @@
 
     query          hello: read a proposal, check it, ask a person if the policy wants one   handle_hello
     query.census   count rows                                                               handle_census
-    query.survival what a survival study adds up                                            handle_study
+    query.survival compute the sums of a survival study
+handle_study
     query.masking  keys, shares and unmasking of a masked round                             handle_masking
     train          train, evaluate or choose layers under an accepted proposal              handle_train
     query.alive    nothing is read or written                                               here
@@ -70,7 +71,7 @@ class RequestHandler:
     def _shows_activity(self) -> bool:
         try:
             return Policy.read(self.kit.policy).monitoring == "activity"
-        except UserError:  # which the request itself will meet
+        except UserError:  # the request itself will fail with it
             return False
 
     def _handle(self, message: Message, context: Context, bundle: str) -> Message:
@@ -116,7 +117,7 @@ class Subject(TypedDict):
 
 
 def subject_of(message: Message) -> Subject:
-    """Run and round of a message, for the lines of the log; a hello says its run when it is read."""
+    """Run and round of a message, for log lines; the run of a hello is known once it is parsed."""
     run, number = ticket_of(message).get("run", ""), message.metadata.group_id
     return {
         "run": run if RUN_ID.fullmatch(run) else None,

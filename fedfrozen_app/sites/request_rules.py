@@ -136,7 +136,7 @@ def problem_of_uploads(
 def problem_of_rounds(request: TrainRequest, proposal: Proposal) -> str | None:
     rounds = proposal.run.num_rounds
     last = rounds + request.evaluate  # the model after the last round is evaluated too
-    if type(request.round) is not int or not 1 <= request.round <= last:  # 1.5 would be a round of its own
+    if type(request.round) is not int or not 1 <= request.round <= last:  # 1.5 would count as another round
         return f"the request is for round {request.round} of {rounds}"
     if not all(type(n) is int and 1 <= n <= rounds for n in request.participations.values()):
         return f"the request counts participations outside 1 to {rounds}, the rounds of its run"

@@ -27,7 +27,7 @@ class State(StrEnum):
     PREPARED = "prepared"  # all arrays are here, the noise fits, and no private step is taken yet
     CHARGED = "charged"  # the run's epsilon
     TRAINED = "trained"
-    NOISED = "noised"  # and without what the policy keeps
+    NOISED = "noised"  # and filtered by the policy
     STORED = "stored"  # and its round's epsilon is charged: from here on it may be sent
     MASKED = "masked"
     STEPPED = "stepped"  # the next step of a masked round's protocol is taken

@@ -22,7 +22,7 @@ def rows_by_phase(worker: Worker, site: str, request: TrainRequest) -> list[Tens
 
 def count_rows(worker: Worker, view: View, rows: Tensor) -> tuple[int, int | None]:
     """(number of rows, number of people; None if the view has no column for people)."""
-    if view.unit == "example":  # the steward declares that every row is a person of its own
+    if view.unit == "example":  # the steward declares that every row is a different person
         return len(rows), len(rows)
     if view.unit != "patient" or view.column not in worker.corpus.columns:
         return len(rows), None
@@ -30,6 +30,6 @@ def count_rows(worker: Worker, view: View, rows: Tensor) -> tuple[int, int | Non
 
 
 def fewest(counts: list[tuple[int, int | None]]) -> tuple[int, int | None]:
-    """The smallest of a round's phases: each phase is a training of its own."""
+    """The smallest of a round's phases: each phase trains separately."""
     people = [found for _, found in counts if found is not None]
     return min(rows for rows, _ in counts), min(people) if people else None

@@ -47,7 +47,7 @@ from fedfrozen_app.sites.link import listening, running
 log = logging.getLogger(__name__)
 PATIENCE = 60.0  # seconds for a SuperLink that is about to listen
 ASKED = ("ControlServicer.ListNodes", "ControlServicer.ListRuns")  # lines of Flower's
-START = 300.0  # seconds for a run's process to start: it imports much, maybe on a busy machine
+START = 300.0  # seconds for a run's process to start: many imports, perhaps on a busy machine
 FLAGS = (
     "--isolation process --enable-supernode-auth --disable-runtime-dependency-installation "
     "--database {}/state.db --superexec-auth-secret-file {}/superexec.secret "
@@ -78,19 +78,19 @@ def link(arguments: list[str]) -> None:
         # nodes; TLS itself ends at the proxy.
         sys.argv = ["flower-superlink", *(word.replace("{}", str(folder)) for word in FLAGS.split())]
         app = create_superlink_app(parse_superlink_arguments(), SuperLinkLifespan)
-        prepare_logging()  # again: Flower has brought handlers of its own
+        prepare_logging()  # again: Flower has added its own handlers
         hide((folder / "superexec.secret").read_bytes().strip())
         logging.getLogger("flwr").addFilter(is_news)
         settings = uvicorn_config(get_uvicorn_log_config(logging.INFO))
         config = uvicorn.Config(app, loop="asyncio", access_log=False, log_config=settings, workers=1)
         log.info("The SuperLink listens in %s, and on no port.", folder / "run")
-        # Whom it admitted before, or was told to admit while it did not run; it asks itself, once it answers.
+        # Registers the parties admitted earlier or while it was down, over its own API, once that answers.
         threading.Thread(target=_register_known, args=(folder,), name="registration", daemon=True).start()
         uvicorn.Server(config).run([bound])
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """Not what `fedfrozen server metrics` asks every few seconds."""
+    """False for the requests that `fedfrozen server metrics` sends every few seconds."""
     return record.getMessage() not in ASKED
 
 

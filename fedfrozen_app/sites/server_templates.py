@@ -29,19 +29,19 @@ if ! command -v nginx > /dev/null; then
   echo "nginx is not installed, and it is the only door to this server: install it (apt install nginx)." >&2
   exit 2
 fi
-touch admitted.conf   # at first nobody is
+touch admitted.conf   # empty at first
 if [ "$(id -u)" = 0 ]; then
-  exec nginx -p "$PWD" -c nginx.conf -g 'user root;'   # else its workers would be somebody else
+  exec nginx -p "$PWD" -c nginx.conf -g 'user root;'   # else its workers would run as another user
 fi
 exec nginx -p "$PWD" -c nginx.conf
 """
 
 NGINX = """\
-# The only door to the SuperLink, which listens at a socket. Each of Flower's three parts has its own guests:
+# The only door to the SuperLink, which listens at a socket. Each of Flower's three APIs has its own clients:
 #   Fleet    the sites, by their certificates (Flower asks for their keys as well)
-#   Control  the operators, by theirs: Flower itself asks for nothing there, and who reaches it can start runs
+#   Control  the operators, by theirs: Flower itself authenticates nobody there, and it can start runs
 #   Runtime  the server's own processes, on 127.0.0.1 alone (Flower asks for superexec.secret, then tokens)
-# admitted.conf says who is let in, by the serial number of the certificate: `fedfrozen server admit|revoke`.
+# admitted.conf lists the admitted certificates by serial number: `fedfrozen server admit|revoke`.
 # Start it with proxy.sh, from this folder.
 daemon off;
 pid nginx.pid;
@@ -71,12 +71,12 @@ http {
   map $party $fleet_guest { default 0; "~^site " 1; }
   map $party $control_guest { default 0; "~^operator " 1; }
 
-  # Flower holds a request in memory before it asks for the node's key: a party sends few large ones at once.
+  # Flower holds a request in memory before it checks the node's key: a party may send few large ones at once.
   map $content_length $size { default small; "~^[0-9]{8,}$" large; }   # from 10 MB
   map $http_transfer_encoding $kind { default large; "" $size; }       # of unknown length
   map $kind $large_request_of { default ""; large $ssl_client_serial; }
 
-  # Nobody, however valid the certificate, keeps the server from answering the others.
+  # No party, even with a valid certificate, may keep the server from answering the others.
   limit_conn_zone $binary_remote_addr zone=connections:1m;
   limit_conn_zone $large_request_of zone=large:1m;
   limit_req_zone $ssl_client_serial zone=requests:1m rate=300r/s;
@@ -86,14 +86,14 @@ http {
   client_body_timeout 60s;
   send_timeout 60s;
   keepalive_timeout 75s;
-  keepalive_time 10m;  # then a certificate is looked at again
+  keepalive_time 10m;  # then the certificate is checked again
   reset_timedout_connection on;
   large_client_header_buffers 4 8k;
 
   ssl_certificate server.crt;
   ssl_certificate_key server.key;
   ssl_protocols TLSv1.2 TLSv1.3;
-  # A session that goes on is let in without a look at its certificate, which may have ended since.
+  # A resumed session would skip the check of its certificate, which may have expired since.
   ssl_session_cache off;
   ssl_session_tickets off;
   proxy_http_version 1.1;
@@ -116,7 +116,7 @@ http {
     location /v1/fleet/ {
       if ($fleet_guest = 0) { return 403; }
       client_max_body_size 2g;  # a message's arrays travel as one; Flower's own limit is the same
-      # With its path, so that what goes on always begins like this, whatever dots the request held.
+      # With the path, so that the forwarded path always starts like this, whatever dots the request held.
       proxy_pass http://superlink/v1/fleet/;
     }
     location /v1/control/ {
@@ -139,7 +139,7 @@ http {
 """
 
 SERVER_YAML = """\
-# What the server is to the others.
+# The address of the server, as sites and operators reach it.
 address: @address
 port: @port
 """
@@ -165,14 +165,14 @@ SERVER_README = """\
 
 Sites and operators reach the server at @address:@port, which only the proxy opens.
 
-1. Start the SuperLink, what runs its side of the training, and the proxy (nginx): `sh start.sh`, as an
-   account that nobody else uses. For good: copy the `.service` files to /etc/systemd/system (they expect this
+1. Start the SuperLink, the SuperExec (the server's side of training) and the proxy (nginx): `sh start.sh`,
+   under a dedicated account. As a service: copy the `.service` files to /etc/systemd/system (they expect this
    folder as /opt/fedfrozen/server, the package in /opt/fedfrozen/venv or system-wide, and a user
    `fedfrozen`), or `docker compose up --build`.
-2. Let the parties in, with the certificates that the authority sends you (`node.crt` of a site,
+2. Admit the parties, with the certificates that the authority sends you (`node.crt` of a site,
    `operator.crt` of a person): `fedfrozen server admit . FILE.crt`; after a renewal, the new one.
-3. Runs are started by operators, with their own kit: see its README. `fedfrozen server revoke . NAME` turns a
-   site or an operator away at once.
+3. Runs are started by operators, with their own kit: see its README. `fedfrozen server revoke . NAME` revokes
+   a site or an operator at once.
 
 `sh metrics.sh` shows numbers to a Prometheus on this machine: `prometheus.yml`, `alerts.yml`, and
 `dashboard.json` for Grafana.
@@ -181,7 +181,7 @@ Renew this kit's certificate before it ends: `fedfrozen site renew .`, send `ser
 `fedfrozen site install RECEIVED .`; then restart SuperLink and proxy.
 
 `server.key` and `superexec.secret` stay here, readable by their owner alone. Whoever is root here, or has
-this account, can start runs: Flower's Control API asks nobody who comes by the socket.
+this account, can start runs: Flower's Control API does not authenticate on the socket.
 """
 
 SERVER = {

@@ -12,14 +12,15 @@ MOST_LISTED = 100
 
 
 def all_values(proposal: Proposal) -> list[str]:
-    """Made of what is hashed, so that nothing can be left out; as JSON, so that no text poses as a value."""
+    """Built from what is hashed, so that nothing is left out; as JSON, so that text cannot pass for a
+    value."""
     values = [f"{key}={_shown(value)}" for key, value in flatten(proposal.plain).items()]
     lines = textwrap.wrap(", ".join(values), WIDE, break_long_words=False, break_on_hyphens=False)
     return ["hashed    every value that the hash covers:", *(f"          {line}" for line in lines)]
 
 
 def _shown(value: object) -> str:
-    """A list as long as a tokenizer's vocabulary by its length and its digest."""
+    """Show a long list, such as a tokenizer's vocabulary, as its length and digest."""
     if isinstance(value, list) and len(value) > MOST_LISTED:
         return f"({len(value)} values, SHA-256 {hash_of(value)})"
     return json.dumps(value)
@@ -31,7 +32,7 @@ def is_noise_in_sum(proposal: Proposal) -> bool:
 
 
 def noise_lines(proposal: Proposal | Spelled | None) -> list[str]:
-    """What its noise promises; nothing where each site's own noise is enough."""
+    """What noise in the sum guarantees; empty where each site's own noise is enough."""
     if not isinstance(proposal, Proposal) or not is_noise_in_sum(proposal):
         return []
     return [

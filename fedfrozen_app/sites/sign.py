@@ -27,7 +27,7 @@ class Sign:
     since: float
     seen: float
     until: float  # by then it has written again, or it hangs
-    idle: float | None = None  # in this state it computes: after so many idle seconds it hangs
+    idle: float | None = None  # in this state it computes: idle for longer, it hangs
     answer: str = ""  # to the last question that it has read
 
 
@@ -107,7 +107,7 @@ class Idleness:
         self._state = ""
 
     def look(self, state: str, used: float) -> float:
-        """Add a sample of its processor time: for how many seconds it has been idle in this state."""
+        """Add a sample of its processor time; returns for how many seconds it has been idle in this state."""
         moment = time.monotonic()
         if self._mark is None or state != self._state:
             self._mark, self._state = (moment, used), state

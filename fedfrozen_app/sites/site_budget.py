@@ -68,7 +68,7 @@ class SiteBudget:
         )
 
     def rounds(self, run: str) -> frozenset[int]:
-        """Those of this private run whose reply may have left: a round is charged before its reply is
+        """Rounds of this private run whose reply may have left: a round is charged before its reply is
         stored."""
         return frozenset(map(int, self._read().get(run, {"rounds": {}})["rounds"]))
 
@@ -77,7 +77,7 @@ class SiteBudget:
         return self._read().get(run, {}).get("proposal")
 
     def runs_of(self, proposal: str) -> list[str]:
-        """All that was charged for the proposal of this hash, oldest first."""
+        """The entries charged for the proposal with this hash, oldest first."""
         return [run for run, entry in self._read().items() if entry.get("proposal") == proposal]
 
     def is_charged(self, run: str, price: Price) -> bool:

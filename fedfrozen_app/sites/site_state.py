@@ -81,7 +81,7 @@ class SiteState:
         return proposal
 
     def check_proposal(self, proposal: Proposal, incoming: Incoming) -> View:
-        """Hold a proposal against policy and budget: the view that it may use."""
+        """Check a proposal against policy and budget; returns the view that it may use."""
         if self.approvals.has_left(proposal.run.id):
             raise RequestRefused("this site has left the run")
         view, policy = self.view(proposal.data.view), incoming.policy
@@ -106,7 +106,7 @@ class SiteState:
             raise RequestRefused("nobody has approved it")
 
     def run_of(self, proposal: Proposal, view: View, policy: Policy) -> Accepted:
-        """The configuration that trains. Subgroups come from the policy as it is now."""
+        """The configuration to train with. Its subgroups come from the current policy."""
         try:
             run = run_of_text(proposal.text, view, self.kit.model_path, self.device)
         except (ValueError, UserError) as error:
@@ -117,7 +117,7 @@ class SiteState:
         return replace(run, config=replace(run.config, dataset=dataset))
 
     def check_limit(self, what: str, most: int, *events: str) -> None:
-        """At most so many of these events in 24 hours."""
+        """`LimitReached` after `most` of these events in 24 hours."""
         if self.audit.today(*events) >= most:
             raise LimitReached(f"the day's {what} ({most}) are used up")
 

@@ -1,17 +1,17 @@
-"""What a site keeps on its own disk of a run: the accepted proposal, its private arrays and its last replies.
+"""A run's state on the site's disk: the accepted proposal, private arrays and the last replies.
 
-    STATE/RUN/proposal.json              the accepted proposal: every request of the run is held against it
-    STATE/RUN/HASH/proposal.json         the proposal with this hash, to which all that is beside it belongs
+    STATE/RUN/proposal.json              the accepted proposal: every request of the run is checked against it
+    STATE/RUN/HASH/proposal.json         the proposal with this hash, to which this folder belongs
     STATE/RUN/HASH/ROUND/private.safetensors   what the site kept for itself after that round
     STATE/RUN/HASH/ROUND/HASH.safetensors      a reply, and HASH.json: to which request, with which metrics
     STATE/RUN/HASH/privacy/              the client's own record of a private run
 
 A resumed run repeats a round. The site then sends the same reply again: it trains once, moves its private
-arrays once and draws noise once. RUN is our own id and survives Flower's runs.
+arrays once and draws noise once. RUN is fedfrozen's own id, which outlives Flower's runs.
 
 What is kept belongs to one proposal: no other proposal of the run finds it. The one exception is a run that
-is resumed with more rounds: its proposal differs from the earlier one in that and nothing else, and it takes
-the private arrays over. A reply is written after its noise was added and its epsilon charged, and holds
+is resumed with more rounds: its proposal differs from the earlier one in that and nothing else, and it
+inherits the private arrays. A reply is written after its noise was added and its epsilon charged, and holds
 nothing that may not be sent. Masks are not part of it: they belong to one session, and a resumed round has
 another. `store_migration` moves what earlier versions wrote.
 """
@@ -117,7 +117,7 @@ class RunStore:
 
     @patient
     def write(self, proposal: str, server_round: int, reply: Reply, private: Mapping[str, Tensor]) -> None:
-        """All or nothing. Later rounds are deleted: a resumed run repeats them."""
+        """Store a round, all or nothing. Later rounds are deleted: a resumed run repeats them."""
         folder = self.of(proposal)
         part = folder / f".{server_round}.part"
         with fresh_folder(part):
@@ -151,6 +151,6 @@ def continues(proposal: Proposal, earlier: Proposal) -> bool:
 
 
 def _without_length(proposal: Proposal) -> dict[str, Any]:
-    """All of a proposal but how long the run is, and what changes no array."""
+    """A proposal without its number of rounds, and without what changes no array."""
     run = replace(proposal.run, num_rounds=0, eval_every=1, threads=None, keep_rounds=1)
     return {**proposal.plain, "run": asdict(run), "format": 0}

@@ -1,8 +1,8 @@
-"""Bring what earlier versions kept of runs under the proposals that it belongs to.
+"""Move what earlier versions stored of runs to the proposals that it belongs to.
 
 Earlier versions kept all of a run in `STATE/RUN/ROUND`, and its replies there as `reply.json` and
 `reply.safetensors`: before noise, and without the proposal that they belong to. Such replies are deleted when
-the site starts. Private arrays stay where the audit log tells whose they are.
+the site starts. Private arrays are kept where the audit log identifies their proposal.
 """
 
 import logging
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def migrate_state(state: Path, audit: AuditLog, budget: SiteBudget) -> None:
-    """Once at the start; nothing is written where everything has its place."""
+    """Called once at the start; writes nothing if everything is in place already."""
     deleted = moved = 0
     for folder in sorted(state.iterdir()) if state.is_dir() else ():
         if not folder.is_dir():
@@ -59,7 +59,7 @@ def _move_round(folder: Path, old: Path, accepted: str | None, audit: AuditLog) 
     if owner is None or not any(old.iterdir()) or (target := folder / owner / old.name).exists():
         shutil.rmtree(old)
         return False
-    if not (old / f"{owner}.json").exists():  # private arrays alone: sealed as they are
+    if not (old / f"{owner}.json").exists():  # only private arrays: sealed unchanged
         record = {"order": "", "names": [], "examples": 0, "metrics": {}}
         replace_file(old / f"{owner}.json", sealed(record, *sorted(old.iterdir())))
     target.parent.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
 """`fedfrozen site node [KIT]`: Flower's SuperNode, which calls the server and opens no port.
 
-Flower's own command can only meet its executor on a TCP port. This one puts the same parts together, with the
-kit's socket in place of the port.
+Flower's own command supports only a TCP port between SuperNode and executor. This one assembles the same
+parts with the kit's socket in place of the port.
 """
 
 import os
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     options = parse("site node", arguments)
     kit = Kit.read(options.kit)
     manifest.check(kit.folder)
-    prepare_logging()  # again: Flower has brought handlers of its own
+    prepare_logging()  # again: Flower has added its own handlers
     logs_of(site=kit.name)
     hide(kit.match_key)
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -95,7 +95,7 @@ def _serve(states: InboxFactory, contact: Contact, bound: socket.socket, tls: ss
 
 
 def executor_api(states: InboxFactory, contact: Contact) -> FastAPI:
-    """The API for the executor: Flower's own, and two routes more."""
+    """The API for the executor: Flower's own, plus two routes."""
     app = create_supernode_app(states)
     app.add_api_route(CONTACT, lambda: contact.to_json())
     app.add_api_route(BEGIN, states.inbox.executor_began, methods=["POST"])

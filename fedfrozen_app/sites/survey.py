@@ -17,7 +17,7 @@ from fedfrozen_app.sites.accepted import run_of_text
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.views import View
 
-MOST_WALKED = 1000  # rounds; those after them are taken for the last one: a server may ask for any number
+MOST_WALKED = 1000  # rounds; later ones count as the last: a server may ask for any number
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Survey:
     """Of one proposal and one view."""
 
     rows: int  # that a round may train on
-    people: int | None  # whose rows these are; None: the view does not say
-    columns: tuple[str, ...]  # of the data, beside what the model reads
+    people: int | None  # to whom these rows belong; None if the view has no unit column
+    columns: tuple[str, ...]  # of the data, besides what the model reads
     trained: int  # parameters that the largest round trains
     parameters: int  # of the model
     by_role: dict[str, int]  # bytes that leave over the whole run, if the site takes part in every round

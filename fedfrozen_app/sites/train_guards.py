@@ -1,4 +1,4 @@
-"""The guards of a train request: why a state is not reached. They look at what is on the site's disk, and at
+"""The guards of a train request: why a state is not reached. They inspect what is on the site's disk, and
 what is about to leave."""
 
 import torch
@@ -69,7 +69,7 @@ def problem_of_recall(progress: TrainProgress) -> str | None:
 
 
 def problem_of_noise(progress: TrainProgress) -> str | None:
-    """Noise as the proposal says; and nothing from which it could be worked out."""
+    """The noise is the proposal's, and nothing reveals it."""
     checked, reply = progress.checked, progress.known_outcome.reply
     if not checked.request.trains:
         return None if checked.price is None else "a private run sends nothing but updates"
@@ -105,7 +105,7 @@ def problem_of_storing(progress: TrainProgress) -> str | None:
 
 
 def problem_of_masks(progress: TrainProgress) -> str | None:
-    """Masks as the proposal says: a masked update is one vector, whose session cannot mask another."""
+    """The masks are the proposal's: a masked update is one vector, and its session cannot mask another."""
     checked, reply = progress.checked, progress.known_reply
     masked = checked.proposal.secure_aggregation.name == "on"
     if not checked.request.trains or not masked:
@@ -138,5 +138,5 @@ def same_arrays(one: Reply, other: Reply) -> bool:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """A value that is no number equals itself here."""
+    """The raw bytes, so that NaN equals itself."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

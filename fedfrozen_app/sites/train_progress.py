@@ -36,7 +36,7 @@ class TrainProgress:
     checked_request: CheckedRequest | None = None  # from ADMITTED on
     client: ClientRun | None = None  # from PREPARED on
     outcome: SiteReply | None = None  # RECALLED, or from TRAINED on
-    base: dict[str, Tensor] = field(default_factory=dict)  # that a masked update is the difference to
+    base: dict[str, Tensor] = field(default_factory=dict)  # the arrays that a masked update is relative to
     lacks: list[str] = field(default_factory=list)  # arrays that are not here
     reply: Reply | None = None  # what leaves, from MASKED on
     answer: Message | None = None

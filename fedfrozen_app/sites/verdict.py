@@ -1,4 +1,4 @@
-"""What the site's policy says of a proposal, rule by rule, before a person decides.
+"""Evaluates the site's policy on a proposal, rule by rule, before a person decides.
 
 The rules are those that the site applies when the proposal, and later a request, arrives: a person who
 approves what a rule refuses changes nothing.
@@ -25,7 +25,7 @@ UNKNOWN = "?"
 
 @dataclass(frozen=True)
 class Finding:
-    """What one rule says: None where it allows the proposal, a reason where it refuses it."""
+    """The outcome of one rule: None where it allows the proposal, a reason where it refuses it."""
 
     rule: str
     problem: str | None
@@ -39,7 +39,7 @@ def verdict(
     bundle: str | None,
     survey: Survey | None = None,
 ) -> list[Finding]:
-    """Every rule. `bundle`: of the message that brought the proposal; None if the log does not say.
+    """Every rule. `bundle`: of the message that carried the proposal; None if the log has none.
     `survey`: what was counted of the view."""
     name = asked.data.view if isinstance(asked, Proposal) else asked.view
     view = kit.view(name)

@@ -47,13 +47,13 @@ class View:
     answer_column: str | None = None
     separator: str | None = None
     prompt_loss: bool = False
-    unmarked: str = setting("files", "", choices=("sentences", "files"))  # as before there was a choice
+    unmarked: str = setting("files", "", choices=("sentences", "files"))  # the default of earlier versions
     keep_classes: tuple[str, ...] | None = None
     top_labels: int | None = setting(None, "", least=2)
     limit: int | None = setting(None, "", least=1)
     image_size: int | None = setting(None, "", least=1)
     channels: int | None = None
-    max_tokens: int | None = setting(None, "", least=2)  # no run that reads other lengths fits the view
+    max_tokens: int | None = setting(None, "", least=2)  # a run must read the same lengths
     test_fraction: float = setting(0.2, "", above=0, most=0.9)
     client_validation: float = setting(0.1, "", least=0, most=0.9)
     split_seed: int = setting(0, "", least=0)
@@ -62,7 +62,7 @@ class View:
     query: str | None = None  # for a database: the cohort as SQL, written at this site
     columns: tuple[str, ...] | None = None  # of a table: those that runs may read; none can without them
     missing: str = setting("median", "", choices=("median", "drop"))
-    time_column: str | None = None  # for survival, with the next
+    time_column: str | None = None  # for survival, with event_column
     event_column: str | None = None
 
     @property
@@ -77,7 +77,8 @@ class View:
 
     @property
     def has_classes(self) -> bool:
-        """Whether its rows have classes that all sites must have agreed on: a number and a time have none."""
+        """Whether its rows have classes that all sites must have agreed on: regression and survival have
+        none."""
         return self.kind != "table" or target_of(task_of(self.dataset())).has_classes
 
     @property
@@ -143,7 +144,7 @@ def _read_view(name: Any, given: Any, path: Path) -> View:
     known = {one.name for one in fields(View)} - {"name"}
     if unknown := sorted(str(key) for key in set(given) - known):
         raise UserError(f"{where} has the unknown key {unknown[0]}: use {', '.join(sorted(known))}.")
-    if isinstance(given.get("classes"), list):  # YAML reads 0 and yes as other things than words
+    if isinstance(given.get("classes"), list):  # YAML reads 0 and yes as numbers and booleans
         given = given | {"classes": [str(item) for item in given["classes"]]}
     try:
         view = read_strict(View, given, without=("name",))

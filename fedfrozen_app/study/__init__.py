@@ -1,2 +1,1 @@
-"""A survival study over sites: what is asked of a site, what it answers, and what all answers say
-together."""
+"""Survival studies over sites: requests, answers, and the pooled results."""

@@ -1,4 +1,4 @@
-"""The one answer of a site to a step of a study: in one process and on a real site."""
+"""A site's answer to a step of a study, shared by simulations and real sites."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def answer(
     memory: dict[str, Any],
     others: Memories | None = None,
 ) -> dict[str, Any]:
-    """What leaves. `memory` holds what was released of this view, `others` of the site's other views.
+    """The answer that leaves. `memory` records what was released about this view, `others` about other views.
     `UserError` if the rows do not fit the study, or the step would reveal few people."""
     people = read_people(rows.cells, ask.columns, rules.complete)
     names = [rows.names[row] for row in people.kept]
@@ -47,7 +47,7 @@ def answer(
 
 
 def _exact(ask: StudyAsk, people: People) -> dict[str, Any]:
-    """By group: every time there is, with its events and its censored people."""
+    """By group: every distinct time, with its numbers of events and censored people."""
     found = count(people, np.unique(people.time), len(ask.columns.levels))
     tables = [
         {
@@ -61,7 +61,7 @@ def _exact(ask: StudyAsk, people: People) -> dict[str, Any]:
 
 
 def _moments(people: People) -> dict[str, Any]:
-    """By which the server centres and scales the covariates."""
+    """Sums with which the server centres and scales the covariates."""
     return {
         "people": len(people),
         "sums": people.covariates.sum(axis=0).tolist(),
@@ -117,7 +117,7 @@ def _between_edges(
 
 
 def _left_out(count: int, floor: int, memory: dict[str, Any]) -> int | None:
-    """None where it is of few people; what was published before, until it differs by as many as the floor."""
+    """The published number of rows left out: unchanged until it differs by the floor; None if few people."""
     published = int(memory.get("left_out", 0))
     if abs(count - published) >= floor or "left_out" not in memory:
         memory["left_out"] = published = count
@@ -126,7 +126,7 @@ def _left_out(count: int, floor: int, memory: dict[str, Any]) -> int | None:
 
 def _noisy(ask: StudyAsk, people: People, stream: Keystream | None = None) -> dict[str, Any]:
     """One histogram in which each person is in one cell: two-sided geometric noise of this epsilon on each
-    cell makes it epsilon-private, with delta 0. Counts may be negative: the server mends their sum, at no
+    cell makes it epsilon-private, with delta 0. Counts may be negative: the server projects their sum, at no
     cost."""
     stream, edges = stream or Keystream(), ask.edges or ()
     rounded, times = rounded_up(people, edges), np.array(edges[1:])

@@ -1,4 +1,4 @@
-"""A study from its ask to its results: the counts first, then the steps of a Cox regression."""
+"""Conducts a study: first the counts, then the steps of a Cox regression."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fedfrozen_app.survival.counts import Counts, add, without_noise_below_zero
 from fedfrozen_app.survival.cox import Cox, fit_cox, scale_of
 from fedfrozen_app.survival.risk_sums import Likelihood, RiskSums, add_sums, likelihood
 
-Asked = tuple[Mapping[str, Any], Mapping[str, str]]  # read answers by site, and why a site gave none
+Asked = tuple[Mapping[str, Any], Mapping[str, str]]  # answers, and reasons for none, by site
 AskSites = Callable[[Step], Asked]
 
 
 def conduct(ask: StudyAsk, ask_sites: AskSites) -> dict[str, Any]:
-    """What survival.json holds. A regression that is not possible leaves its reason there, and the curves
-    stand."""
+    """Returns the content of survival.json. If a regression is impossible, it has the reason and the
+    curves."""
     answers, refused = ask_sites(Step())
     if not answers:
         reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
@@ -42,7 +42,7 @@ def conduct(ask: StudyAsk, ask_sites: AskSites) -> dict[str, Any]:
 
 
 def conduct_masked(ask: StudyAsk, sites: MaskedSites) -> dict[str, Any]:
-    """The same from masked sums: no site's own counts are known."""
+    """`conduct` from masked sums: no site's own counts are known."""
     shown = sites.edges()
     total = sites.counts(shown)
     summed = list(sites.sites)
@@ -61,7 +61,7 @@ def conduct_masked(ask: StudyAsk, sites: MaskedSites) -> dict[str, Any]:
 
 
 def merged(ask: StudyAsk, known: Mapping[str, SiteCounts]) -> Counts:
-    """Over the sites; between edges, at those that every site shows."""
+    """Pool the sites' counts; with edges, at those that every site shows."""
     if not known:
         raise RunFailed(
             "Every site has too few people for its counts to leave it: take wider edges or fewer groups."
@@ -84,7 +84,7 @@ def _at(table: Mapping[str, Any], times: np.ndarray) -> np.ndarray:
 
 
 def _check(ask: StudyAsk, counts: Counts) -> None:
-    """`UserError` where there is nothing to estimate."""
+    """`UserError` if there is nothing to estimate."""
     if not counts.people.sum():
         raise UserError(
             f"No site has a row with all of {', '.join(ask.columns.names)}: nothing can be counted."
@@ -123,7 +123,7 @@ def regression(ask: StudyAsk, counts: Counts, known: Mapping[str, SiteCounts], a
             raise UserError(
                 f"{lost[0]} answered the counts and not the regression: {refused.get(lost[0], 'it is gone')}."
             )
-        parts = [answers[name] for name in known]  # in one order, so that the same study has the same bits
+        parts = [answers[name] for name in known]  # a fixed order, so that the same study gives the same bits
         if ask.strata == "site":
             return sum(parts[1:], parts[0])
         found: RiskSums = add_sums(parts)

@@ -1,8 +1,8 @@
-"""A study's sums as a vector that can be masked: whole numbers in 64-bit words, which add up exactly.
+"""A study's sums as a maskable vector: integers in 64-bit words, which add up exactly.
 
 A number becomes round(number · 2^40), of which one word holds the lowest 48 bits and one the rest: words of
-different sites are added separately, modulo 2^64. Counts are exact; another number is off by at most 2^-41 at
-each site.
+different sites are added separately, modulo 2^64. Counts are exact; other numbers have an error of at most
+2^-41 per site.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fedfrozen_app.study.study_ask import COUNTS, Step, StudyAsk
 from fedfrozen_app.survival.risk_sums import Likelihood, RiskSums
 
 FRACTION, LOW = 40, 48  # bits
-LARGEST = 2.0**60  # of a number: with all sites' it stays inside the two words
-ERROR = 2.0 ** -(FRACTION + 1)  # of a site's number
+LARGEST = 2.0**60  # of a number, so that the sum over all sites fits into the two words
+ERROR = 2.0 ** -(FRACTION + 1)  # largest error of a site's number
 
 
 def vector_of(values: np.ndarray) -> Vector:
-    """Without masks. `UserError` for a number that is too large to be masked."""
+    """The unmasked vector. `UserError` for a number that is too large to be masked."""
     if len(values) and not np.abs(values).max() < LARGEST:
         raise UserError("A sum is too large to be masked: the covariates part the people too far.")
     whole = [round(math.ldexp(float(value), FRACTION)) for value in values]
@@ -34,14 +34,14 @@ def vector_of(values: np.ndarray) -> Vector:
 
 
 def numbers_of(total: Vector) -> np.ndarray:
-    """The numbers behind a sum of such vectors."""
+    """Decode the numbers from a sum of such vectors."""
     low, high = total.head[0::2], total.head[1::2].view(np.dtype("<i8"))
     pairs = zip(low.tolist(), high.tolist(), strict=True)
     return np.array([((above << LOW) + below) / 2**FRACTION for below, above in pairs])
 
 
 def size_of(ask: StudyAsk, step: Step) -> int:
-    """How many numbers a site's answer to this step has."""
+    """The number of values in a site's answer to this step."""
     size, times = len(ask.columns.covariates), len(step.times)
     if step.name == COUNTS:
         return len(ask.columns.levels) * len(STATUS) * times + (1 + 2 * size if size else 0)
@@ -60,7 +60,7 @@ def flat_counts(found: SiteCounts, ask: StudyAsk) -> np.ndarray:
 
 
 def counts_of(numbers: np.ndarray, ask: StudyAsk, times: Sequence[float]) -> SiteCounts:
-    """The inverse, of the sum over the sites."""
+    """The inverse of `flat_counts`, for the sum over the sites."""
     levels, size = len(ask.columns.levels), len(ask.columns.covariates)
     cells = np.rint(numbers[: levels * len(STATUS) * len(times)]).astype(int)
     by_group = cells.reshape(levels, len(STATUS), len(times)).tolist()
@@ -75,7 +75,7 @@ def counts_of(numbers: np.ndarray, ask: StudyAsk, times: Sequence[float]) -> Sit
 
 
 def flat_sums(found: RiskSums | Likelihood) -> np.ndarray:
-    """One step of a regression."""
+    """The sums of one regression step as a flat array."""
     if isinstance(found, RiskSums):
         parts: Sequence[np.ndarray] = found.parts
     else:
@@ -96,7 +96,7 @@ def sums_of(numbers: np.ndarray, ask: StudyAsk, step: Step) -> RiskSums | Likeli
 
 
 def _shapes(ask: StudyAsk, times: int) -> list[tuple[int, ...]]:
-    """Of the parts of a step's answer."""
+    """The shapes of the parts of a step's answer."""
     size = len(ask.columns.covariates)
     if ask.strata == "site":
         return [(1,), (size,), (size, size)]

@@ -1,7 +1,7 @@
-"""A site's side of a masked study: its sums, as they would leave without masks, under masks.
+"""A site's side of a masked study: the sums that may leave without masks, masked.
 
-What may leave is decided as without masks: floors, edges and the memory of earlier answers hold for what the
-masks hide.
+The rules are the same as without masks: floors, edges and the memory of earlier answers apply to the masked
+numbers.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Plain = Callable[[StudyAsk, Step], str]  # the answer without masks
 
 
 def plain_ask(ask: StudyAsk, times: tuple[float, ...] | None = None) -> StudyAsk:
-    """The same study without masks, counted at these times alone."""
+    """The same study without masks, counted only at these times."""
     if times is None:
         return replace(ask, masks=None)
     return replace(ask, masks=None, edges=((ask.edges or (0.0,))[0], *times))
 
 
 def shown_answer(ask: StudyAsk, plain: Plain) -> str:
-    """At which edges the counts may be shown; no count leaves."""
+    """The edges at which the counts may be shown; no count leaves."""
     found = _read(plain, plain_ask(ask), Step())
     assert isinstance(found, SiteCounts)
     times = None if found.tables is None else found.tables[0]["events"]["times"]
@@ -39,7 +39,7 @@ def shown_answer(ask: StudyAsk, plain: Plain) -> str:
 def masked_answer(
     ask: StudyAsk, step: MaskedStep, session: Session | None, plain: Plain
 ) -> tuple[Session, str]:
-    """The masked sum, and the session after it; `ProtocolError` if it breaks the protocol."""
+    """Returns the masked sum and the session after it; `ProtocolError` if it breaks the protocol."""
     assert step.sum is not None
     opened = opened_session(ask, step, session)
     if step.sum.name == COUNTS:
@@ -53,7 +53,7 @@ def masked_answer(
 
 
 def opened_session(ask: StudyAsk, step: MaskedStep, session: Session | None) -> Session:
-    """The session with the envelopes that came; its keys must have been signed for this sum."""
+    """The session with the received envelopes; its keys must have been signed for this sum."""
     if session is None or step.session != session.terms.session:
         raise ProtocolError("the sum is of a session that it has not begun, or has ended")
     if step.sum is None or session.terms.request != digest_of(ask, step.sum):
@@ -75,7 +75,8 @@ def _read(plain: Plain, ask: StudyAsk, step: Step) -> Any:
 
 
 def _check_whole(found: SiteCounts, ask: StudyAsk, step: Step) -> None:
-    """A site masks nothing that it would not say: neither counts of too few, nor at edges that it joins."""
+    """A site masks only what it may release unmasked: no counts of too few people, or at edges that it
+    joins."""
     if found.tables is None or (ask.columns.covariates and found.moments is None):
         raise ProtocolError("its counts do not leave it")
     if any(pair[status]["times"] != list(step.times) for pair in found.tables for status in pair):

@@ -1,6 +1,6 @@
-"""The steps of a masked study: which edges a site's counts show, the exchange of keys, and the masked sum.
+"""The steps of a masked study: the edges that a site may show, the key exchange, and the masked sum.
 
-    edges    the site says at which edges its counts may be shown, and no count
+    edges    the site sends the edges at which its counts may be shown, and no count
     masks    keys, shares, confirmation and unmasking, as in a masked round of training
     masked   the counts at the edges that all sites show, or one step of a regression, under masks
 
@@ -31,8 +31,8 @@ MOST_NUMBERS = 2_000_000
 @dataclass(frozen=True)
 class MaskedStep:
     name: str
-    question: Mapping[str, Any] | None = None  # of masks
-    sum: Step | None = None  # what is summed; of counts, its times are the edges that all sites show
+    question: Mapping[str, Any] | None = None  # a question of the masking protocol
+    sum: Step | None = None  # what is summed; for counts, its times are the edges that all sites show
     session: str = ""
     envelopes: Mapping[str, bytes] | None = None
     present: Sequence[str] = ()
@@ -47,7 +47,7 @@ def question_text(question: str) -> str:
 
 
 def sum_text(step: Step) -> str:
-    """What the keys of this sum are signed for, with the ask."""
+    """The text that, with the ask, the keys of this sum are signed for."""
     return canonical({"step": COUNTS, "times": list(step.times)}) if step.name == COUNTS else step.text
 
 
@@ -68,7 +68,7 @@ def masked_text(step: Step, session: str, envelopes: Mapping[str, bytes], presen
 
 
 def read_masked_step(text: str, ask: StudyAsk) -> MaskedStep:
-    """`ValueError`, as the rest of a sentence, where it is none of this study's."""
+    """Parse a step; if it is not one of this study, a `ValueError` that completes a sentence."""
     found = read_json(text, most=MOST, depth=DEPTH, longest=MOST)
     if found == {"step": EDGES}:
         return MaskedStep(EDGES)
@@ -103,11 +103,11 @@ def _sum(found: Any, ask: StudyAsk) -> Step:
 
 @dataclass(frozen=True)
 class Shown:
-    """What a site's counts show, before any of them leaves."""
+    """The edges that a site may show, before any count leaves."""
 
     floor: int
-    times: tuple[float, ...] | None  # None: some group has too few people
-    regression: bool  # whether it gives sums of covariates now
+    times: tuple[float, ...] | None  # None if some group has too few people
+    regression: bool  # whether it currently provides sums of covariates
 
 
 def shown_text(floor: int, times: Sequence[float] | None, regression: bool) -> str:
@@ -141,7 +141,7 @@ def vector_text(vector: Vector) -> str:
 
 
 def read_vector(text: str, numbers: int) -> Vector:
-    """`ValueError` where it is no vector of so many numbers."""
+    """Parse a vector; `ValueError` unless it has this many numbers."""
     found = read_json(text, most=MOST, depth=2, longest=MOST)
     if not isinstance(found, dict) or not isinstance(found.get("vector"), str):
         raise ValueError("sent no masked sum")

@@ -1,5 +1,4 @@
-"""The server's side of a masked study: it learns sums over the sites, and of each site the edges that its
-counts show."""
+"""The server's side of a masked study: it learns sums over the sites, and each site's shown edges."""
 
 from __future__ import annotations
 
@@ -32,8 +31,8 @@ from fedfrozen_app.study.site_sums import SiteCounts
 from fedfrozen_app.study.study_ask import COUNTS, Step, StudyAsk
 
 T = TypeVar("T")
-Answers = tuple[Mapping[str, str], Mapping[str, str]]  # texts by site, and why a site gave none
-# Sends each site its text, or all sites the text under "": what came back.
+Answers = tuple[Mapping[str, str], Mapping[str, str]]  # texts by site, and the reasons of sites without one
+# Sends each site its text, or all sites the text under ""; returns the answers.
 Exchange = Callable[[Mapping[str, str]], Answers]
 ALL_SITES, SUM = "", "sum"
 NO_SUM = "The unmasked numbers are no sum of counts: some site sent something else."
@@ -41,17 +40,17 @@ NO_SUM = "The unmasked numbers are no sum of counts: some site sent something el
 
 @dataclass
 class MaskedSites:
-    """Asks the sites of a masked study; `edges` comes first."""
+    """Sends a masked study's requests to the sites; call `edges` first."""
 
     ask: StudyAsk
     exchange: Exchange
     trust: Trust = field(default_factory=AsShown)
-    sites: list[str] = field(default_factory=list)  # that are in the sums
+    sites: list[str] = field(default_factory=list)  # in the sums
     refused: dict[str, str] = field(default_factory=dict)
     number: int = 0  # sums so far
 
     def edges(self) -> dict[str, Shown]:
-        """By site; those that give no counts are in no sum."""
+        """The shown edges by site; sites that give no counts are left out of the sums."""
         found, refused = self._read(
             self.exchange({ALL_SITES: edges_text()}), partial(read_shown, ask=self.ask)
         )
@@ -76,7 +75,7 @@ class MaskedSites:
         return shown.times is not None and (shown.regression or not self.ask.columns.covariates)
 
     def counts(self, shown: Mapping[str, Shown]) -> SiteCounts:
-        """Over the sites, at the edges that all of them show."""
+        """The sum over the sites, at the edges that all of them show."""
         common = set.intersection(*(set(shown[name].times or ()) for name in self.sites))
         step = Step(COUNTS, tuple(sorted(common)))
         found = counts_of(self.sum(step), self.ask, step.times)
@@ -86,11 +85,12 @@ class MaskedSites:
         return found
 
     def regression(self, step: Step) -> Any:
-        """One step of it; a site that is gone ends it, because a sum over others would be another study's."""
+        """One regression step. A missing site ends the regression: a sum over fewer sites would be another
+        study."""
         before = list(self.sites)
         try:
             numbers = self.sum(step)
-        except RunFailed as error:  # the curves stand
+        except RunFailed as error:  # the curves are kept
             raise UserError(str(error)) from error
         if lost := sorted(set(before) - set(self.sites)):
             raise UserError(
@@ -99,7 +99,7 @@ class MaskedSites:
         return sums_of(numbers, self.ask, step)
 
     def sum(self, step: Step) -> np.ndarray:
-        """The sum of the sites' numbers; from now on of those alone that stayed to its end."""
+        """The sum of the sites' numbers; sites that dropped out are excluded from then on."""
         assert self.ask.masks is not None
         masks, self.number = self.ask.masks, self.number + 1
         terms = (new_session(), digest_of(self.ask, step), self.number, masks.threshold, masks.neighbours)
@@ -157,7 +157,7 @@ class MaskedSites:
         return self.exchange(dict.fromkeys(names, question_text(question)))
 
     def _kept(self, answers: Answers, read: Callable[[str, str], T]) -> dict[str, T]:
-        """What could be read; why not, of all others."""
+        """The answers that could be parsed; records the reason for all others."""
         found: dict[str, T] = {}
         texts, refused = answers
         self.refused |= refused

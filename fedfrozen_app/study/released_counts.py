@@ -1,7 +1,8 @@
-"""Counts between edges, as they may leave a site: no count of few people, nor one that follows from others.
+"""Binned counts that may leave a site: no count of few people, and none that can be derived from others.
 
-All that any study may ask for is counted, between the policy's edges, and intervals that must be joined for
-one group are joined for all: else one study's counts, subtracted from another's, would part them again.
+Everything that any study may request is counted, between the policy's edges, and intervals that must be
+joined for one group are joined for all: otherwise the difference of two studies' counts would separate them
+again.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from fedfrozen_app.survival.people import ALL, Columns, People, read_people
 from fedfrozen_app.survival.time_edges import interval_of
 
 STATUS = ("events", "censored")
-Memories = Mapping[str, Mapping[str, Any]]  # of what was released of the site's other views
+Memories = Mapping[str, Mapping[str, Any]]  # records of what was released about the site's other views
 
 
 @dataclass(frozen=True)
 class Released:
-    """By table, what leaves of it; and the upper edges that all tables show."""
+    """The released part of each table, and the upper edges that all tables show."""
 
     tables: Mapping[str, floors.Published]
     by_group: Mapping[str | None, Sequence[Mapping[str, Table]]]
     times: tuple[float, ...]
 
     def counts_of(self, ask: StudyAsk) -> list[dict[str, Any]]:
-        """By group, the people by time, of those edges that the study asks for."""
+        """By group, the people by time, for the edges that the study requests."""
         times = [time for time in self.times if time in (ask.edges or self.times)]
         return [
             {status: _cells(self.tables[table.name], times) for status, table in pair.items()}
@@ -46,8 +47,8 @@ class Released:
 
 
 def tables_of(columns: Columns, people: People, edges: tuple[float, ...]) -> list[dict[str, Table]]:
-    """By group the people with the event, and those without, by interval; behind the last one those who are
-    followed beyond it, who are all censored there."""
+    """By group, the people with and without the event by interval; after the last interval, those followed
+    beyond it, who are censored there."""
     cell = interval_of(people.time, edges)
     happened = people.event & (cell < len(edges) - 1)
     found = []
@@ -64,8 +65,8 @@ def tables_of(columns: Columns, people: People, edges: tuple[float, ...]) -> lis
 def released_counts(
     ask: StudyAsk, rows: SiteRows, people: People, rules: Rules, memory: dict[str, Any], others: Memories
 ) -> Released | None:
-    """None where some group has too few people for its counts to leave. `UserError` where the site's other
-    views have released nearly the same."""
+    """The released counts; None if some group has too few people. `UserError` if the site's other views have
+    released counts of nearly the same people."""
     edges = rules.edges or ask.edges or ()
     groupings = [replace(ask.columns, group=None, levels=(ALL,))]
     groupings += [replace(ask.columns, group=name, levels=levels) for name, levels in rules.groups.items()]
@@ -83,14 +84,14 @@ def released_counts(
         raise UserError(reason)
     if any(released[table.name] is None for table in tables):
         return None
-    # An empty table is released as one empty interval, which says the same as many.
+    # An empty table is released as one empty interval, which carries the same information as many.
     filled = [one for table in tables if sum(_people(one := released[table.name]))]
     shown = set.intersection(set(edges), *(set(one["edges"]) for one in filled))
     return Released(released, counted, tuple(sorted(shown - {edges[0]})))
 
 
 def _people(published: floors.Published) -> list[int]:
-    """By interval; those beyond the last edge are censored at it."""
+    """People by interval; those beyond the last edge are censored at it."""
     people = [int(one) for one in published["people"]]
     if published["none"] is not None:
         people[-1] += published["none"]["people"]
@@ -98,7 +99,7 @@ def _people(published: floors.Published) -> list[int]:
 
 
 def _cells(published: floors.Published, times: Sequence[float]) -> dict[str, Any]:
-    """The people by the upper edge of their interval, intervals joined up to these edges."""
+    """The people by the upper edge of their interval, with intervals joined up to these edges."""
     people, ends = _people(published), [*published["edges"][1:-1], times[-1]]
     place = np.minimum(np.searchsorted(times, ends), len(times) - 1)
     held = np.bincount(place, weights=people, minlength=len(times))

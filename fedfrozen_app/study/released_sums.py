@@ -1,8 +1,8 @@
-"""Sums of covariates, as they may leave a site between edges: over people who leave in whole intervals.
+"""Binned sums of covariates that may leave a site: over people who leave in whole intervals.
 
-The intervals are those that the counts show, whatever times a step names: two steps' sums, subtracted from
-each other, are then over whole intervals too. Sums of now are held against those that left before, of this
-view and of the site's others: in each interval nobody differs, or as many as the floor.
+The intervals are those that the counts show, whatever times a step names, so that the difference of two
+steps' sums is over whole intervals too. New sums are compared with earlier ones of this view and of the
+site's others: in each interval no person differs, or at least `floor` people do.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from fedfrozen_app.study.study_ask import Step
 from fedfrozen_app.survival.people import People
 from fedfrozen_app.survival.time_edges import rounded_up
 
-SUMS = "sums"  # in a view's memory: whose rows the last sums were over
-WIDEST = 40.0  # of the people's coefficients · x: beyond, a float holds the largest terms alone
-Place = tuple[bool, float, str]  # the event, the upper edge of its interval, the row's digest
+SUMS = "sums"  # in a view's memory: the people of the last sums
+WIDEST = 40.0  # range of the people's coefficients · x: beyond it, a float holds only the largest terms
+Place = tuple[bool, float, str]  # (event, upper edge of its interval, digest of the row)
 
 
 @dataclass(frozen=True)
 class SummedPeople:
-    """The people behind the sums that may leave."""
+    """The people over whom sums may leave."""
 
     names: list[str]
-    rows: list[str]  # all that studies may read of each person's row
+    rows: list[str]  # everything that studies may read of each person's row
     people: People  # with times rounded up to `times`
     times: tuple[float, ...]  # upper edges of the intervals
 
@@ -46,7 +46,7 @@ class SummedPeople:
         return cls(names, texts, rounded_up(people, (first, *times)), times)
 
     def places(self, key: str) -> dict[str, Place]:
-        """By person, under this key."""
+        """Each person's place, by the person's keyed hash."""
         cells = zip(self.people.event.tolist(), self.people.time.tolist(), self.rows, strict=True)
         return {
             who(name, key): (event, time, who(row, key))
@@ -54,7 +54,7 @@ class SummedPeople:
         }
 
     def check_floor(self, floor: int) -> None:
-        """Over those who leave at one time, with the event or without: `floor` people or none."""
+        """`UserError` unless each time has no people or at least `floor`, with and without the event."""
         for held in self.counts():
             if ((held > 0) & (held < floor)).any():
                 raise UserError(
@@ -62,7 +62,7 @@ class SummedPeople:
                 )
 
     def check_weights(self, predicted: np.ndarray, step: Step) -> None:
-        """No sum that the step asks for is mostly one person's. `predicted`: coefficients · x."""
+        """`UserError` if a sum of this step is mostly one person's. `predicted`: coefficients · x."""
         part = "The coefficients part the people so far that a sum would be one person's."
         if len(predicted) and np.ptp(predicted) > WIDEST:
             raise UserError(part)
@@ -82,7 +82,7 @@ class SummedPeople:
         return [np.bincount(place[one], minlength=len(self.times)) for one in chosen]
 
     def has_few_changes(self, memory: Mapping[str, Any], others: Memories, floor: int) -> bool:
-        """Whether in some interval a few people differ from the last sums, of this view or another."""
+        """Whether in some interval only a few people differ from the last sums of this view or another."""
         for earlier in (memory, *others.values()):
             if SUMS not in earlier:
                 continue
@@ -97,7 +97,7 @@ class SummedPeople:
 
 
 def few_differ(before: Mapping[str, Any], now: Mapping[str, Any], times: list[float], floor: int) -> bool:
-    """In some interval between these times, with the event or without."""
+    """Whether fewer than `floor` people differ in some interval between these times."""
 
     def seen(place: Any) -> tuple[bool, int, str] | None:
         return None if place is None else (place[0], int(np.searchsorted(times, place[1])), place[2])

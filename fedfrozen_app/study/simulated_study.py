@@ -1,5 +1,4 @@
-"""A study in one process: the rows of a table, dealt to their sites, each of which answers as a real one
-does."""
+"""A study in one process: a table's rows are split by site, and each site answers as a real one does."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def read_table(path: Path) -> dict[str, list[Any]]:
 
 
 def deal(cells: Mapping[str, list[Any]], site: str | None) -> dict[str, SiteRows]:
-    """The rows of each site, by the values of the column `site`; without one, all are of one."""
+    """The rows of each site, by the values of the column `site`; without it, one site has all rows."""
     count = len(next(iter(cells.values()), ()))
     names = [str(row) for row in range(count)]
     if site is None:
@@ -56,15 +55,15 @@ def deal(cells: Mapping[str, list[Any]], site: str | None) -> dict[str, SiteRows
 
 
 def levels_of(cells: Mapping[str, list[Any]], group: str) -> tuple[str, ...]:
-    """All that a table says there; a real study names its groups."""
+    """All values of the column; a real study names its groups."""
     if group not in cells:
         raise UserError(f"--group {group}: there is no such column: the rows have {', '.join(cells)}.")
     return tuple(sorted({text for value in cells[group] if (text := str(value).strip())}))
 
 
 def in_process(ask: StudyAsk, sites: Mapping[str, SiteRows]) -> AskSites:
-    """Every step travels as text, in both directions. A value that does not fit the study ends it: the rows
-    are here, and can be mended."""
+    """Every step is sent as text, in both directions. An invalid value ends the study: the rows are local and
+    can be corrected."""
     rules = rules_of_simulation(ask)
     memories: dict[str, dict[str, Any]] = {name: {} for name in sites}
 
@@ -80,7 +79,8 @@ def in_process(ask: StudyAsk, sites: Mapping[str, SiteRows]) -> AskSites:
 
 
 def in_process_masked(ask: StudyAsk, sites: Mapping[str, SiteRows]) -> Exchange:
-    """The same under masks: every site has keys and sessions of its own, and every text travels."""
+    """`in_process` with masks: every site has its own keys and sessions, and all messages are sent as
+    text."""
     rules = rules_of_simulation(ask)
     memories: dict[str, dict[str, Any]] = {name: {} for name in sites}
     identities = {name: Simulated(new_seed()) for name in sites}

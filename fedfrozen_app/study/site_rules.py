@@ -1,4 +1,4 @@
-"""What a site gives to a survival study, independent of who asks."""
+"""The rules for what a site gives to a survival study, independent of the requester."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ MODES = (NONE, BINNED, EXACT)
 
 @dataclass(frozen=True)
 class Rules:
-    """What may leave."""
+    """The limits on what may leave."""
 
     mode: str
     floor: int
-    edges: tuple[float, ...]  # between which all is counted; a study may take some of them, with both ends
-    groups: Mapping[str, tuple[str, ...]]  # columns by which curves may be drawn, with all their levels
-    columns: tuple[str, ...]  # all that a study may name
+    edges: tuple[float, ...]  # of all counts; a study may use a subset that includes both ends
+    groups: Mapping[str, tuple[str, ...]]  # columns that may be compared, with all their levels
+    columns: tuple[str, ...]  # all columns that a study may name
     regression: bool = False  # whether sums of covariates leave
 
     @property
     def complete(self) -> tuple[str, ...]:
-        """A row that lacks one of these columns is left out of every study: all have the same people."""
+        """Rows with a missing value in one of these columns are left out, so that all studies have the same
+        people."""
         return tuple(dict.fromkeys((*self.columns, *self.groups)))
 
 
 def rules_of_simulation(ask: StudyAsk) -> Rules:
-    """A site without a policy gives what is asked for."""
+    """A simulated site has no policy and gives what is requested."""
     groups = {} if ask.columns.group is None else {ask.columns.group: ask.columns.levels}
     mode = EXACT if ask.edges is None else BINNED
     return Rules(mode, ask.floor, ask.edges or (), groups, ask.columns.names, regression=True)
@@ -38,14 +39,14 @@ def rules_of_simulation(ask: StudyAsk) -> Rules:
 
 @dataclass(frozen=True)
 class SiteRows:
-    """A site's rows, and whose each one is; the names stay at the site."""
+    """A site's rows, and the person of each; the names stay at the site."""
 
     cells: Mapping[str, Sequence[Any]]
     names: Sequence[str]  # (rows,)
 
 
 def problem(ask: StudyAsk, rules: Rules) -> str | None:
-    """Why this study is not answered, as the rest of a sentence."""
+    """Why this study is not answered; completes a sentence."""
     if rules.mode == NONE:
         return "it takes part in no survival study"
     if ask.edges is None and rules.mode != EXACT:

@@ -1,4 +1,4 @@
-"""A site's answer to a step, as it came over the wire: what it may hold, before the server adds it up."""
+"""Validates a site's answer to a step before the server adds it up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedfrozen_app.survival.risk_sums import Likelihood, RiskSums
 
 MOST, DEPTH, LONGEST = 50_000_000, 6, 200
 MOST_COUNT, LARGEST = 2**53, 1e300
-MOST_EVENTS = 1_000_000  # of a site: Efron's rule takes a step for each one
+MOST_EVENTS = 1_000_000  # of a site: Efron's rule takes a step per event
 HEAD = {"format", "step", "floor", "epsilon"}
 SUMS = ("events", "event_covariates", "leaving", "tied")
 STRATUM = ("value", "gradient", "information")
@@ -26,14 +26,14 @@ STRATUM = ("value", "gradient", "information")
 @dataclass(frozen=True)
 class SiteCounts:
     floor: int
-    people: int | None  # None where too few, or noised
+    people: int | None  # None if too few, or noised
     left_out: int | None
-    tables: list[dict[str, dict[str, list[float]]]] | None  # by group; None where too few people
+    tables: list[dict[str, dict[str, list[float]]]] | None  # by group; None if too few people
     moments: tuple[int, np.ndarray, np.ndarray] | None  # people, sums and sums of squares of the covariates
 
 
 def read_answer(text: str, ask: StudyAsk, step: Step) -> SiteCounts | RiskSums | Likelihood:
-    """`ValueError` with a reason where it is none."""
+    """Parse an answer; `ValueError` with a reason if it is malformed."""
     found = read_json(text, most=MOST, depth=DEPTH, longest=LONGEST)
     if not isinstance(found, dict) or not set(found) >= HEAD:
         raise ValueError("has other keys than an answer to a survival study")

@@ -1,8 +1,8 @@
-"""What a study asks of a site: JSON against a closed schema, as a census.
+"""A study's request to a site: JSON with a closed schema, like a census.
 
-It names a view, the columns, the groups and the edges of the time, and no more: never a path or a filter of
-rows. A study has steps under one ask: the counts by time, and for a Cox regression the sums at some
-coefficients, time and again. People at a site approve the ask; every step is held against it.
+It names a view, the columns, the groups and the edges of the time, and nothing else: never a path or a filter
+of rows. One ask has several steps: the counts by time, and for a Cox regression repeated sums at given
+coefficients. People at a site approve the ask; every step is checked against it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ MOST_LEVELS, MOST_COVARIATES, MOST_TIMES = 20, 60, 20_000
 STRATA = ("none", "site")
 COUNTS, COX = "counts", "cox"
 MASKS = "masks"
-LARGEST = 1e6  # of a coefficient or a scale: beyond, a sum holds one person alone
+LARGEST = 1e6  # of a coefficient or a scale: beyond it, a sum would be one person's
 
 
 @dataclass(frozen=True)
 class Masks:
-    """Under which a study's sums leave the sites; the terms of a masked round of training."""
+    """The masking terms of a study's sums, as in a masked round of training."""
 
     min_cohort: int
     threshold: float
@@ -53,8 +53,8 @@ class StudyAsk(Spelled):
     edges: tuple[float, ...] | None = None  # None: exact times
     ties: str = "efron"
     strata: str = "none"
-    epsilon: float | None = None  # of the noise on every count; None: counts as they are
-    floor: int = 10  # of simulated sites; a real one has its own
+    epsilon: float | None = None  # of the noise on every count; None: exact counts
+    floor: int = 10  # for simulated sites; a real site uses its policy's
     masks: Masks | None = None
 
     @cached_property
@@ -75,7 +75,7 @@ class StudyAsk(Spelled):
             "strata": self.strata,
             "epsilon": self.epsilon,
             "floor": self.floor,
-            **({} if self.masks is None else {MASKS: self.masks.plain}),  # older sites know no masks
+            **({} if self.masks is None else {MASKS: self.masks.plain}),  # older sites do not support masks
         }
 
 
@@ -83,7 +83,7 @@ KEYS = set(StudyAsk("x", Columns("time", "event")).plain)
 
 
 def read_study(text: str) -> StudyAsk:
-    """`ValueError`, as the rest of a sentence for the site's own log, where it is none."""
+    """Parse an ask; if it is malformed, a `ValueError` that completes a sentence in the site's own log."""
     found = read_json(text, most=MOST, depth=DEPTH, longest=LONGEST)
     if not isinstance(found, dict) or set(found) - {MASKS} != KEYS:
         raise ValueError("it has other keys than a survival study")
@@ -162,7 +162,7 @@ def _edges(found: Any) -> tuple[float, ...] | None:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a study. With the counts nothing else is said."""
+    """One step of a study. A step for counts has no other fields."""
 
     name: str = COUNTS
     times: tuple[float, ...] = ()
@@ -183,7 +183,7 @@ class Step:
 
 
 def read_step(text: str, ask: StudyAsk) -> Step:
-    """`ValueError`, as the rest of a sentence, where it is none of this study's."""
+    """Parse a step; if it is not one of this study, a `ValueError` that completes a sentence."""
     found = read_json(text, most=MOST, depth=3, longest=20)
     if found == {"step": COUNTS}:
         return Step()

@@ -46,7 +46,7 @@ def site_results(ask: StudyAsk, answers: Mapping[str, SiteCounts]) -> dict[str, 
 
 
 def masked_site(floor: int, *, withheld: bool) -> dict[str, Any]:
-    """Of a site in a masked sum nothing else is known."""
+    """The entry of a site in a masked sum, of which nothing else is known."""
     return {
         **dict.fromkeys(("people", "events", "groups", "left_out")),
         "floor": floor,

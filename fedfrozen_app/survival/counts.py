@@ -1,4 +1,4 @@
-"""How many people have the event, and how many are censored, at each time: what all curves are made of."""
+"""Numbers of events and censorings at each time, from which all curves are computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedfrozen_app.survival.people import People
 
 @dataclass(frozen=True)
 class Counts:
-    """By group and time. Sums of whole numbers, or noisy ones: all else follows from them."""
+    """Counts by group and time: exact integers, or noisy ones."""
 
     times: np.ndarray  # (times,) that increase
     events: np.ndarray  # (groups, times)
@@ -30,14 +30,14 @@ class Counts:
         return (self.events + self.censored).sum(axis=1)
 
     def all_groups(self) -> Counts:
-        """As one group."""
+        """All groups pooled into one."""
         return Counts(
             self.times, self.events.sum(axis=0, keepdims=True), self.censored.sum(axis=0, keepdims=True)
         )
 
 
 def count(people: People, times: np.ndarray, groups: int) -> Counts:
-    """One site's; every person's time is one of `times`."""
+    """One site's counts; every person's time is one of `times`."""
     place = np.searchsorted(times, people.time)
     cell = people.group * len(times) + place
     size = groups * len(times)
@@ -47,7 +47,7 @@ def count(people: People, times: np.ndarray, groups: int) -> Counts:
 
 
 def add(parts: Sequence[Counts]) -> Counts:
-    """Over the sites, at the union of their times."""
+    """Sum over the sites, at the union of their times."""
     times = np.unique(np.concatenate([part.times for part in parts]))
     groups = len(parts[0].events)
     events, censored = np.zeros((groups, len(times))), np.zeros((groups, len(times)))
@@ -59,10 +59,8 @@ def add(parts: Sequence[Counts]) -> Counts:
 
 
 def without_noise_below_zero(counts: Counts) -> Counts:
-    """The nearest counts that are not negative and have the same sums by group, where that is above 0: noise
-    has made some negative. The people at risk then never increase. It reads noisy counts alone, so it costs
-    no
-    epsilon."""
+    """Project noisy counts to the nearest nonnegative ones with the same sum per group (if that is positive).
+    The number at risk then never increases. Post-processing of noisy counts: it costs no epsilon."""
     both = np.concatenate([counts.events, counts.censored], axis=1).astype(float)
     found = np.stack([_projected(line) for line in both])
     size = len(counts.times)
@@ -70,7 +68,7 @@ def without_noise_below_zero(counts: Counts) -> Counts:
 
 
 def _projected(values: np.ndarray) -> np.ndarray:
-    """Onto the simplex of this sum (Duchi et al. 2008): shifted down together, and cut off at 0."""
+    """Project onto the simplex of this sum (Duchi et al. 2008): subtract a constant and clip at 0."""
     total = values.sum()
     if total <= 0:
         return np.zeros(len(values))

@@ -1,4 +1,4 @@
-"""Cox regression by Newton's method, where each step asks the sites for sums."""
+"""Cox regression by Newton's method: each step requests sums from the sites."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fedfrozen_app.survival.risk_sums import Likelihood, Scale
 
 MOST_STEPS = 30
 HALVINGS = 10
-EXACT = 1e-16  # of the gain in likelihood that a further step promises: the coefficients are then within 1e-8
+EXACT = 1e-16  # predicted gain in likelihood of a further step: the coefficients are then within 1e-8
 SINGULAR = 1e-9  # smallest of the information's eigenvalues, as a share of the largest
-LARGEST = 25.0  # of a coefficient for one standard deviation: a hazard ratio beyond 10^10 is a separation
+LARGEST = 25.0  # of a coefficient per standard deviation: a hazard ratio beyond 10^10 means separation
 TIES = ("efron", "breslow")
 
 
@@ -33,18 +33,18 @@ class Cox:
 
     @property
     def p(self) -> np.ndarray:
-        """Of each coefficient, by Wald's test."""
+        """The p-value of each coefficient, by Wald's test."""
         return 2 * stats.norm.sf(np.abs(self.coefficients / self.errors))
 
     @property
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of the hazard ratios."""
+        """Confidence intervals of the hazard ratios."""
         wide = stats.norm.ppf(0.5 + LEVEL / 2) * self.errors
         return np.exp(self.coefficients - wide), np.exp(self.coefficients + wide)
 
     @property
     def ratio_test(self) -> tuple[float, float]:
-        """Of all coefficients together, by the likelihood ratio: (statistic, p)."""
+        """The likelihood ratio test of all coefficients together: (statistic, p)."""
         statistic = 2 * (self.value - self.value_at_zero)
         return statistic, float(stats.chi2.sf(statistic, len(self.names)))
 
@@ -71,7 +71,7 @@ def fit_cox(
     ties: str,
     stratified: bool,
 ) -> Cox:
-    """`ask` gives the likelihood of all sites together at some coefficients of the scaled covariates."""
+    """Fit the model. `ask` returns the pooled likelihood of all sites at given scaled coefficients."""
     at = np.zeros(len(names))
     now = first = ask(at)
     _check_varies(names, now)
@@ -93,7 +93,7 @@ def fit_cox(
 def _moved(
     at: np.ndarray, move: np.ndarray, now: Likelihood, ask: Callable[[np.ndarray], Likelihood]
 ) -> tuple[np.ndarray, Likelihood]:
-    """A step, halved while it makes the likelihood worse by more than rounding."""
+    """Take a step, halved while it decreases the likelihood by more than rounding."""
     least = now.value - 1e-9 * (1.0 + abs(now.value))
     for _ in range(HALVINGS):
         found = ask(at + move)
@@ -104,7 +104,7 @@ def _moved(
 
 
 def _least(found: Likelihood) -> np.ndarray | None:
-    """The direction in which the likelihood is curved least; None where it is flat there, or not a number."""
+    """The direction of least curvature of the likelihood; None if it is flat there, or not a number."""
     if not _is_finite(found):
         return None
     values, vectors = np.linalg.eigh(found.information)
@@ -120,7 +120,7 @@ def _not_finite(names: Sequence[str]) -> UserError:
 
 
 def _check_varies(names: Sequence[str], found: Likelihood) -> None:
-    """At coefficients of 0 a flat direction is the covariates' own."""
+    """`UserError` for covariates that do not vary: at coefficients of 0, only they make a direction flat."""
     if not _is_finite(found):
         raise _not_finite(names)
     if _least(found) is not None:

@@ -15,7 +15,7 @@ LEVEL = 0.95  # of the intervals
 
 @dataclass(frozen=True)
 class Curve:
-    """Of one group."""
+    """The survival curve of one group."""
 
     times: np.ndarray
     events: np.ndarray
@@ -34,12 +34,12 @@ class Curve:
 
     @cached_property
     def hazard_error(self) -> np.ndarray:
-        """Aalen's standard error of it."""
+        """Aalen's standard error of the cumulative hazard."""
         return np.sqrt(np.cumsum(_ratio(self.events, self.at_risk**2)))
 
     @cached_property
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of the survival, pointwise: Greenwood's variance of log(-log)."""
+        """Pointwise confidence intervals of the survival: Greenwood's variance of log(-log)."""
         wide = np.sqrt(np.cumsum(_ratio(self.events, self.at_risk * (self.at_risk - self.events))))
         z = stats.norm.ppf(0.5 + LEVEL / 2)
         inside = (self.survival > 0) & (self.survival < 1)
@@ -49,8 +49,7 @@ class Curve:
         return np.where(inside, low, same), np.where(inside, high, same)
 
     def quantile(self, share: float = 0.5) -> float | None:
-        """The first time at which no more than this share survives; None where the curve does not get
-        there."""
+        """The first time at which at most this share survives; None if the curve never falls that far."""
         reached = np.flatnonzero(self.survival <= share + 1e-12)
         return float(self.times[reached[0]]) if len(reached) else None
 
@@ -67,7 +66,7 @@ class Curve:
 
 
 def curves(counts: Counts) -> list[Curve]:
-    """One a group."""
+    """One curve per group."""
     return [
         Curve(counts.times, events, censored, at_risk)
         for events, censored, at_risk in zip(counts.events, counts.censored, counts.at_risk, strict=True)
@@ -88,7 +87,7 @@ class LogRank:
 
 
 def log_rank(counts: Counts) -> LogRank | None:
-    """Whether the groups' hazards are alike (Mantel 1966); None where fewer than two groups can be
+    """Test whether the groups' hazards are equal (Mantel 1966); None if fewer than two groups can be
     compared."""
     at_risk, events = counts.at_risk, counts.events
     everyone, died = at_risk.sum(axis=0), events.sum(axis=0)

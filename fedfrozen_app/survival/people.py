@@ -1,4 +1,4 @@
-"""The people of a study as one site holds them: how long each was followed, and what happened then."""
+"""The people of a study at one site: follow-up time and event of each."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 
 from fedfrozen_app.core.errors import UserError
 
-MISSING = ("", "na", "nan", "none", "null", "?")  # as tables write a value that is not there
+MISSING = ("", "na", "nan", "none", "null", "?")  # how tables write a missing value
 YES, NO = ("1", "1.0", "true"), ("0", "0.0", "false")
-ALL = "all"  # the only group, where none were asked for
+ALL = "all"  # the only group, if none are requested
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of the rows a study reads."""
+    """The columns that a study reads."""
 
     time: str
     event: str
@@ -32,20 +32,20 @@ class Columns:
 
 @dataclass(frozen=True)
 class People:
-    time: np.ndarray  # (people,) in days or whatever the column counts
+    time: np.ndarray  # (people,) in days, or the column's unit
     event: np.ndarray  # (people,) bool; False: censored, known to be free of the event until then
     group: np.ndarray  # (people,) number of the level
     covariates: np.ndarray  # (people, covariates)
     kept: np.ndarray  # (people,) which row of the table each one is
-    left_out: int = 0  # rows that lack one of the columns' values
+    left_out: int = 0  # rows with a missing value in one of the columns
 
     def __len__(self) -> int:
         return len(self.time)
 
 
 def read_people(table: Mapping[str, Sequence[Any]], columns: Columns, complete: Sequence[str] = ()) -> People:
-    """Of the rows that have all the values, and those of the columns `complete`; `UserError` for a value that
-    cannot be what its column says."""
+    """Read the rows that have values in all of these columns, and in the columns `complete`; `UserError` for
+    an invalid value."""
     needed = dict.fromkeys((*columns.names, *complete))
     for name in needed:
         if name not in table:

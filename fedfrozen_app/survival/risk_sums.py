@@ -1,7 +1,7 @@
-"""What one site adds to a Cox regression: sums over its people, for given coefficients.
+"""One site's part of a Cox regression: sums over its people, for given coefficients.
 
-A person is in the risk set of every event time up to their own. So the sums over a risk set are sums, over
-the later times, of those who leave at each time: a site sends these, and the server adds them up (Lu et al.
+A person is in the risk set of every event time up to their own. So the sum over a risk set is a cumulative
+sum over those who leave at each later time: a site sends the terms, and the server adds them up (Lu et al.
 2015). Efron's rule for ties also takes the sums over the people who have the event at each time.
 """
 
@@ -19,7 +19,8 @@ LARGEST_BLOCK = 2**22  # numbers
 
 @dataclass(frozen=True)
 class Scale:
-    """By which all sites centre and scale the covariates, so that no sum depends on their units."""
+    """Centre and width by which all sites standardize the covariates, so that no sum depends on their
+    units."""
 
     centre: np.ndarray  # (covariates,)
     width: np.ndarray  # (covariates,)
@@ -30,7 +31,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class RiskSums:
-    """By event time t. A pair of covariates is one of the upper triangle's."""
+    """Sums by event time t. Pairs of covariates are those of the upper triangle."""
 
     events: np.ndarray  # (times,)
     event_covariates: np.ndarray  # (covariates,) the sum over all people with the event
@@ -47,12 +48,12 @@ class RiskSums:
 def risk_sums(
     people: People, times: np.ndarray, scale: Scale, coefficients: np.ndarray, ties: str
 ) -> RiskSums:
-    """`times` are the event times of all sites together. Those who leave before do not count."""
+    """`times` are the event times of all sites together. People who leave before the first do not count."""
     values = scale.of(people)
     ratio = np.exp(values @ coefficients)
     place = (
         np.searchsorted(times, people.time, side="right") - 1
-    )  # the last event time that each one is at risk at
+    )  # the last event time at which each person is at risk
     first, second = np.triu_indices(values.shape[1])
     terms = np.concatenate(
         [ratio[:, None], ratio[:, None] * values, ratio[:, None] * values[:, first] * values[:, second]],
@@ -85,8 +86,7 @@ def add_sums(parts: Sequence[RiskSums]) -> RiskSums:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """The log partial likelihood at some coefficients, its gradient, and its curvature with the sign
-    changed."""
+    """The log partial likelihood at some coefficients, its gradient, and its negative Hessian."""
 
     value: float
     gradient: np.ndarray
@@ -99,7 +99,7 @@ class Likelihood:
 
 
 def likelihood(sums: RiskSums, coefficients: np.ndarray) -> Likelihood:
-    """Breslow's where the sums have no ties, otherwise Efron's."""
+    """Breslow's likelihood if the sums have no ties, otherwise Efron's."""
     size = len(coefficients)
     at_risk = sums.leaving[::-1].cumsum(axis=0)[::-1]
     value = float(coefficients @ sums.event_covariates)
@@ -121,7 +121,7 @@ def likelihood(sums: RiskSums, coefficients: np.ndarray) -> Likelihood:
 
 
 def _steps(died: int, width: int) -> Iterator[np.ndarray]:
-    """Efron's shares of those who have the event at one time, so many at once as fit into memory."""
+    """Efron's fractions of those who have the event at one time, in blocks that fit into memory."""
     size = max(1, LARGEST_BLOCK // width)
     for first in range(0, died, size):
         yield np.arange(first, min(first + size, died)) / died

@@ -1,8 +1,8 @@
-"""Time as all sites of a study count it: exact, or rounded up to edges that are agreed before anybody counts.
+"""The times of a study: exact, or rounded up to edges that all sites agree on before they count.
 
 With edges, an event or a censoring in (low, high] counts at `high`, the first interval with its lower edge.
-Those followed beyond the last edge are censored there. So a study on edges equals, to the last digit, one
-on the pooled rows whose times were rounded up in the same way.
+Those followed beyond the last edge are censored there. So a study on edges equals exactly one on the pooled
+rows with times rounded up in the same way.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def edges_every(step: float, until: float) -> tuple[float, ...]:
 
 
 def read_edges(path: Path) -> tuple[float, ...]:
-    """Of a file: numbers parted by commas, spaces or line ends."""
+    """Read edges from a file: numbers separated by commas, spaces or line ends."""
     try:
         words = path.read_text(encoding="utf-8").replace(",", " ").split()
     except (OSError, UnicodeDecodeError) as error:
@@ -67,7 +67,7 @@ def interval_of(time: np.ndarray, edges: Sequence[float]) -> np.ndarray:
 
 
 def rounded_up(people: People, edges: Sequence[float]) -> People:
-    """As a study with these edges counts them."""
+    """The people with times as a study with these edges counts them."""
     cell, last = interval_of(people.time, edges), len(edges) - 1
     time = np.asarray(edges)[np.minimum(cell + 1, last)]
     return People(

@@ -1,1 +1,1 @@
-"""Many runs by one command: what is complete is kept; what fails is reported and stops no other run."""
+"""Many runs by one command: complete runs are kept; a failed run is reported and stops no other run."""

@@ -1,4 +1,4 @@
-"""One run of a sweep: find its folder, keep what is complete, continue what is not."""
+"""One run of a sweep: find its folder, keep it if complete, otherwise continue it."""
 
 import logging
 import os
@@ -34,24 +34,24 @@ TOKEN = "FEDFROZEN_SWEEP"  # the environment variable that names a member's swee
 
 @dataclass(frozen=True)
 class Asked:
-    """A run that a sweep asks for."""
+    """A run that a sweep requests."""
 
     composed: ComposedConfig
-    wanted: Path  # its folder, if no other run has it
+    wanted: Path  # its folder, unless another run occupies it
 
 
 def member(composed: DictConfig, later: list[Asked] | None = None) -> float | None:
-    """What Hydra's launchers call, in any process: the metric to optimise, None for a failed run.
+    """Called by Hydra's launchers, in any process: returns the metric to optimise, None for a failed run.
 
     With `later`, a run that may train together with others is added to it instead.
     """
-    prepare_logging()  # a launcher's process begins without it
+    prepare_logging()  # not inherited by a launcher's process
     logging.getLogger("flwr").setLevel(logging.WARNING)
     settings = HydraConfig.get()
     log.info("Run %s: %s", settings.job.num, " ".join(settings.overrides.task))
     wanted = Path(settings.runtime.output_dir).resolve()
     asked = Asked(ComposedConfig.of(composed, settings.overrides.task).with_absolute_paths(), wanted)
-    # Other launchers have other processes, and other sweepers wait for the metric.
+    # Other launchers use other processes, and other sweepers need the metric.
     basic = all("BasicLauncher" in part or "BasicSweeper" in part for part in targets(settings))
     if later is not None and basic and may_stack(asked):
         later.append(asked)
@@ -76,9 +76,9 @@ def may_stack(asked: Asked) -> bool:
 
 
 def run_member(asked: Asked, sweep: str, *, wait: bool = False) -> float | None:
-    """Run it in its folder, or in the next one if another run has that. Failures stay in its status file.
+    """Run it in its folder, or in the next one if another run has that. Failures are kept in its status file.
 
-    What another process runs at this moment is left to it; with `wait` its end is waited for.
+    A run that another process is working on is left to it; with `wait`, this waits for its end.
     """
     folder, state = open_folder(asked, sweep)
     if wait and state == "left alone":
@@ -101,7 +101,7 @@ def run_member(asked: Asked, sweep: str, *, wait: bool = False) -> float | None:
 
 
 def run_members(asked: Sequence[Asked], sweep: str) -> None:
-    """The same for many: those of one shape side by side."""
+    """Run many: runs with the same shapes train together."""
     shapes: list[list[tuple[Asked, Job]]] = []
     for one in asked:
         folder, state = open_folder(one, sweep)
@@ -112,7 +112,7 @@ def run_members(asked: Sequence[Asked], sweep: str) -> None:
             job = job_of(one, folder)
             check_place(job)
         except UserError:
-            run_member(one, sweep)  # which keeps a record of why
+            run_member(one, sweep)  # which records the failure
             continue
         for shape in shapes:
             if same_shape(shape[0][1].config, job.config):
@@ -149,19 +149,19 @@ def open_folder(asked: Asked, sweep: str) -> tuple[Path, str]:
     if before is not None and before.state == "complete" and (damage := damaged(folder)):
         log.warning("%s: %s, so its results are written again.", folder, damage)
     elif before is not None and before.state == "complete":
-        if before.sweep != sweep:  # a second look at a run of this sweep's own
+        if before.sweep != sweep:  # not on a second look at this sweep's own run
             status.write(folder, replace(before, sweep=sweep, kept=True))
         log.info("%s is complete and was kept.", folder)
         return folder, "complete"
     if is_others(before):
-        # Not recorded: the file is the other process's.
+        # Not recorded: the file belongs to the other process.
         log.info("%s is being run by process %d: left to it.", folder, before.pid if before else 0)
         return folder, "left alone"
     return folder, "to do"
 
 
 def damaged(folder: Path) -> str:
-    """Which results of a complete run are damaged, "" where none is."""
+    """The damaged results of a complete run; "" if there are none."""
     found = [one for one in check_folder(folder) if one.is_bad and not one.name.startswith("checkpoints/")]
     return ", ".join(f"{one.name} is {one.state}" for one in found)
 
@@ -172,7 +172,8 @@ def job_of(asked: Asked, folder: Path) -> Job:
 
 
 def note_asked(folder: Path, sweep: str) -> None:
-    """Beside the runs, because the status file of one that others run is theirs."""
+    """Record the request next to the runs: the status file of a run in another process belongs to that
+    one."""
     if not manifest.is_recorded(folder.parent):
         manifest.begin(folder.parent, manifest.SWEEP)
     place = folder.parent / ASKED
@@ -182,7 +183,7 @@ def note_asked(folder: Path, sweep: str) -> None:
 
 
 def is_others(found: status.Status | None) -> bool:
-    """Whether another process runs this at the moment."""
+    """Whether another process is running this."""
     return found is not None and found.alive and found.pid != os.getpid()
 
 
@@ -198,7 +199,7 @@ def wait_for_others(folders: list[Path]) -> None:
 
 
 def claim(wanted: Path, new: status.Status) -> Path:
-    """The folder in which this configuration was started, or else one that no other run has."""
+    """The folder in which this configuration was started, or else a free one."""
     known = {path.parent for name in (status.FILE, manifest.FILE) for path in wanted.parent.glob(f"*/{name}")}
     for folder in sorted(known):
         if known_digest(folder) == new.digest:
@@ -218,7 +219,7 @@ def claim(wanted: Path, new: status.Status) -> Path:
 
 
 def known_digest(folder: Path) -> str | None:
-    """Of the run's configuration: by its status file or, if that is damaged, by its manifest."""
+    """The digest of the run's configuration, from its status file or, if damaged, from its manifest."""
     if (found := status.read(folder)) is not None:
         return found.digest
     try:
@@ -229,7 +230,7 @@ def known_digest(folder: Path) -> str | None:
 
 
 def half_written(folder: Path) -> bool:
-    """A run that a full disk or a kill ended before its first word: there is nothing to lose."""
+    """Whether a full disk or a kill ended the run before it wrote anything, so that nothing is lost."""
     return (
         status.damage(folder) is not None
         and known_digest(folder) is None
@@ -242,8 +243,8 @@ def half_written(folder: Path) -> bool:
 def starting_point(
     composed: ComposedConfig, folder: Path
 ) -> tuple[ComposedConfig, checkpoint.Checkpoint | None]:
-    """The newest checkpoint of an earlier attempt, else the start that the configuration names."""
-    # What clients keep for themselves is lost with a simulation's processes: those start again.
+    """The newest checkpoint of an earlier attempt, else the configuration's start."""
+    # Client state is lost with a simulation's processes: such runs start over.
     if composed.config.runtime.name in ("inprocess", "ray") and checkpoint.numbers(folder / "checkpoints"):
         try:
             if damage := whole_rows(folder).damage:  # a comparison needs all rows

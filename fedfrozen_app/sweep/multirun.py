@@ -52,7 +52,7 @@ NAME_LENGTH = 60
 
 
 def multirun(arguments: list[str]) -> None:
-    """Run every combination, then show what became of each and how they compare."""
+    """Run every combination, then show the outcome of each and compare them."""
     overrides = [word for word in arguments if word not in ("-m", "--multirun")]
     folder, overrides = sweep_folder(overrides)
     check_used_keys(overrides)
@@ -62,7 +62,7 @@ def multirun(arguments: list[str]) -> None:
 
 @contextmanager
 def disk_explained(folder: Path) -> Iterator[None]:
-    """A full or unwritable disk ends a sweep with a sentence."""
+    """Turn a full or unwritable disk into a one-sentence error."""
     try:
         yield
     except OSError as error:
@@ -75,7 +75,7 @@ def disk_explained(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def launcher_explained() -> Iterator[None]:
-    """A cluster that takes no jobs ends a sweep with its own reason; without a cluster there is one too."""
+    """Turn a cluster's refusal of jobs, or a missing cluster, into a one-sentence error with the reason."""
     try:
         yield
     except RuntimeError as error:
@@ -90,11 +90,11 @@ def launcher_explained() -> Iterator[None]:
 
 
 def check_place(folder: Path) -> None:
-    """Whether the folder is, or may become, this sweep's. Its first run records what it is."""
+    """Check that the folder belongs to this sweep or is free. The first run records the sweep in it."""
     check_sweep_place(folder)
     check_no_links(folder)
     known = manifest.read(folder)
-    if known is not None and known.damage:  # it records pages and tables, which are written again at the end
+    if known is not None and known.damage:  # it lists pages and tables, rewritten at the end
         log.warning("%s/%s was damaged (%s) and is written again.", folder, manifest.FILE, known.damage)
         manifest.rewrite(folder, manifest.Manifest({"is": manifest.SWEEP}))
 
@@ -104,7 +104,7 @@ def _multirun(folder: Path, overrides: list[str]) -> None:
     token = new_token()
     added = [f"hydra.sweep.dir={quote(folder)}", f"+hydra.job.env_set.{TOKEN}={token}"]
     if not any(word.startswith("hydra.output_subdir=") for word in overrides):
-        # A run that has moved on to another number would leave it behind.
+        # A run that moves to another number would leave Hydra's files behind.
         added.append("hydra.output_subdir=null")
     later: list[Asked] = []
 
@@ -112,14 +112,14 @@ def _multirun(folder: Path, overrides: list[str]) -> None:
         return member(composed, later)
 
     count = how_many(overrides)
-    # Hydra sees first that all can be composed: with many runs that takes some seconds.
+    # Hydra first composes every combination, which takes some seconds for many runs.
     print(f"A sweep of {counted(count, 'run')} in {folder}.", flush=True)
     try:
         with over_all_runs(count), launcher_explained():
             with_hydra(each, ["-m", *overrides, *added])
             run_members(later, token)
-        # An equal sweep at the same time shares the work: what it has started is waited for, and run here
-        # after all if that process dies.
+        # A concurrent equal sweep shares the work: wait for the runs that it has started, and run them here
+        # if that process dies.
         while busy := [one.folder for one in members(folder, token) if is_others(one.status)]:
             wait_for_others(busy)
             later.clear()
@@ -132,7 +132,7 @@ def _multirun(folder: Path, overrides: list[str]) -> None:
         )
         raise
     finally:
-        # However the launcher ended, report what its runs left behind.
+        # Report the runs' results however the launcher ended.
         conclude_table(folder, token)
     try:
         conclude(folder, token)
@@ -141,7 +141,7 @@ def _multirun(folder: Path, overrides: list[str]) -> None:
 
 
 def how_many(overrides: list[str]) -> int:
-    """The runs that the words ask for: the product of what each is swept over."""
+    """The number of runs: the product of the numbers of swept values."""
     parsed = OverridesParser.create().parse_overrides(
         [word for word in overrides if not word.startswith("-")]
     )
@@ -149,8 +149,8 @@ def how_many(overrides: list[str]) -> int:
 
 
 def check_used_keys(overrides: list[str]) -> None:
-    """Refuse a key without effect before any run begins, by the first combination and the last. Each run
-    looks for itself too."""
+    """Refuse keys without effect before any run starts, by the first and the last combination. Each run
+    checks again."""
     parsed = OverridesParser.create().parse_overrides(
         [word for word in overrides if not word.startswith("-") and not word.startswith("hydra")]
     )
@@ -172,7 +172,7 @@ def new_token() -> str:
 
 
 def sweep_folder(overrides: list[str]) -> tuple[Path, list[str]]:
-    """Where this sweep's runs go, and the words without those that say so."""
+    """The sweep's folder, and the overrides without those that name it."""
     try:
         parsed = OverridesParser.create().parse_overrides([w for w in overrides if not w.startswith("-")])
     except HydraException as error:
@@ -187,7 +187,7 @@ def sweep_folder(overrides: list[str]) -> tuple[Path, list[str]]:
 
 
 def sweep_name(parsed: Iterable[Override]) -> str:
-    """ "strategy+seed-1f3a9c02": the swept keys, and a digest of them and of the fixed words."""
+    """ "strategy+seed-1f3a9c02": the swept keys, and a digest of them and of the fixed overrides."""
     overrides = [word for word in parsed if not word.key_or_group.startswith("hydra")]
     swept = [str(word.key_or_group) for word in overrides if word.is_sweep_override()]
     fixed = sorted(str(word.input_line) for word in overrides if not word.is_sweep_override())
@@ -206,9 +206,9 @@ def conclude_table(folder: Path, token: str) -> None:
 
 
 def conclude(folder: Path, token: str) -> None:
-    """Compare what is complete, naming the rest, and fail if anything is not."""
+    """Compare the complete runs, list the others, and fail if any is incomplete."""
     found = members(folder, token)
-    if not found:  # others run them all, or a launcher's processes never began
+    if not found:  # other processes run them all, or the launcher's never started
         raise SweepFailed(f"No run of this sweep is on record in {folder}: the lines above give the reason.")
     if any(one.status.state == "complete" for one in found):
         comparison = collect([one.folder for one in found])

@@ -47,7 +47,7 @@ def search(arguments: list[str]) -> None:
     fixed = [str(word.input_line) for word in parsed if not word.is_sweep_override()]
     if not asks:
         raise UserError("There is nothing to search: give values, such as client.batch_size=8,16,32.")
-    compose_run(fixed)  # a typo ends here, not in every trial
+    compose_run(fixed)  # a typo fails here, not in every trial
     with disk_explained(folder):
         check_place(folder)
         _search(given, folder, fixed, asks)
@@ -99,7 +99,7 @@ def attempt(line: list[str], folder: Path, token: str) -> float | None:
 
 
 def question(word: Override) -> Ask | None:
-    """How to ask a trial for this key; None for a word that is fixed."""
+    """How a trial samples this key; None for a fixed override."""
     if not word.is_sweep_override():
         return None
     key, value = str(word.get_key_element()), word.value()

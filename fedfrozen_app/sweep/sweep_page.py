@@ -1,4 +1,4 @@
-"""The page of a sweep, finished or not: the state of each run, then the comparison of those that are done."""
+"""The page of a sweep, finished or not: the state of each run, then the comparison of the complete ones."""
 
 import shlex
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def sweep_page(folder: Path, *, link: comparison.Link, version: str = "") -> str
     states = _states(runs, link)
     try:
         found = collect(runs)
-    except UserError as error:  # nothing has finished, or the runs cannot be compared: the page says so
+    except UserError as error:  # no run has finished, or the runs cannot be compared: shown on the page
         name = folder.resolve().name
         return render_page(
             "sweep.html", folder.name, version=version, name=name, reason=str(error), states=states
@@ -35,11 +35,11 @@ def _states(runs: Sequence[Path], link: comparison.Link) -> str:
         try:
             rows = read_rows(run) if (run / "metrics.jsonl").is_file() else []
             summary = read_summary(run, rows)
-        except UserError as error:  # one damaged run does not take the page from the others
+        except UserError as error:  # one damaged run must not break the page
             rows, summary = [], {"status": str(error)}
         metric = metric_name(rows)
         scores = series(rows, f"test_{metric}").values
-        known = status.read(run)  # the only word of a run that failed before its first checkpoint
+        known = status.read(run)  # all that a run that failed before its first checkpoint has written
         overrides = shlex.split(str(summary.get("command", "")))[1:] or (known.overrides if known else [])
         lines.append((run, overrides, rows, summary, scores))
     everywhere = (

@@ -1,4 +1,4 @@
-"""What became of the runs of a sweep, gathered from their folders."""
+"""The outcomes of a sweep's runs, collected from their folders."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +22,12 @@ ASKED = SWEEPS
 class Member:
     folder: Path
     status: status.Status
-    summary: dict[str, Any]  # empty where there is none yet
-    damage: str = ""  # which of its files are damaged
+    summary: dict[str, Any]  # empty if there is none yet
+    damage: str = ""  # the damaged files
 
 
 def members(sweep: Path, token: str | None = None) -> list[Member]:
-    """The runs in a sweep's folder; with a token, those that this one sweep asked for."""
+    """The runs in a sweep's folder; with a token, only those that this sweep requested."""
     if token is None:
         folders = [path.parent for path in sweep.glob(f"*/{status.FILE}")]
     else:
@@ -48,7 +48,7 @@ def _asked(sweep: Path, token: str) -> set[str]:
 
 
 def summary_or_damage(folder: Path) -> tuple[dict[str, Any], str]:
-    """For tables of many runs: the summary, and what is wrong with the run's files, "" where nothing is."""
+    """For tables of many runs: the summary, and the damage to the run's files ("" for none)."""
     try:
         return read_summary(folder), quick_look(folder)
     except UserError as error:
@@ -56,7 +56,7 @@ def summary_or_damage(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Of a run that has one; a run that is going on has not. Raises `Damaged`."""
+    """The summary of a run, which a run in progress does not have. Raises `Damaged`."""
     return stored_summary(folder) or {}
 
 

@@ -1,1 +1,1 @@
-"""FedFrozen's argument in a model small enough to solve: attention, squared loss, ridge."""
+"""FedFrozen's argument in a model with a closed-form solution: attention, squared loss, ridge."""

@@ -1,4 +1,4 @@
-"""Scores of real models by warm-up, as benchmarks/warmup.py writes them, and how `auto` does among them."""
+"""Scores of real models by warm-up, from benchmarks/warmup.py, and how `auto` compares with fixed ones."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ class Verdict:
     best: str  # fixed warm-up, chosen on the first seeds
     regret: float  # mean over the other seeds of best − auto, in points of accuracy
     behind_never: float  # mean of FedAvg − auto, in points
-    stops: list[int | None]  # where auto froze, by seed
+    stops: list[int | None]  # the rounds in which auto froze, by seed
 
     @property
     def passed(self) -> bool:
@@ -26,7 +26,7 @@ class Verdict:
 
 
 def read_result(folder: Path, study: str) -> dict[str, Any] | None:
-    """The file that `benchmarks/warmup.py STUDY` wrote; None where it was not run."""
+    """The file that `benchmarks/warmup.py STUDY` wrote; None if it was not run."""
     path = folder / f"warmup_{study}.json"
     return json.loads(path.read_text()) if path.is_file() else None
 
@@ -39,7 +39,7 @@ def scores_of(cells: Iterable[Mapping[str, Any]]) -> Scores:
 
 
 def evaluate(cells: Iterable[Mapping[str, Any]]) -> list[Verdict]:
-    """One verdict per setting that has seeds to choose on and seeds to evaluate on."""
+    """One verdict per setting with enough seeds to choose on and to evaluate on."""
     cells = list(cells)
     verdicts = []
     for setting, by_warmup in scores_of(cells).items():

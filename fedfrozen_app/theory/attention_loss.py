@@ -1,4 +1,4 @@
-"""Attention with a squared loss: its exact gradients, and the value block it leaves to solve for.
+"""Attention with a squared loss: its exact gradients, and the closed-form value block.
 
     Z(H; Φ) = φ(H W_Q) φ(H W_K)ᵀ H / (L √r)          Φ = (W_Q, W_K), the kernel; linear attention
     Z(H; Φ) = softmax(H W_Q (H W_K)ᵀ / √r) H           row by row over the tokens; feature_map=softmax
@@ -7,9 +7,9 @@
     P(Φ)     = min_W F(Φ, W), at W*(Φ) = (mean of E[ZᵀZ] + λI)⁻¹ mean of E[ZᵀY]
     ∇P(Φ)    = ∂F/∂Φ at W*(Φ)                          (the envelope theorem)
 
-Everything is batched: the first axis holds clients of any seed and setting. Sequences are the last axis. A
-product of 8x8 matrices costs far more to launch than to compute, so one that is summed within a sequence is
-written as elementwise products over all sequences (`contract`); the rest are matrix products over all tokens.
+Everything is batched: the first axis holds clients of any seed and setting. Sequences are the last axis.
+Launching a product of 8x8 matrices costs far more than computing it, so sums within a sequence are written as
+elementwise products over all sequences (`contract`); the rest are matrix products over all tokens.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def feature(name: str, x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def contract(x: Tensor, y: Tensor, axis: int) -> Tensor:
-    """Σ over one axis of x · y, where the other axes broadcast."""
+    """Σ over one axis of x · y; the other axes broadcast."""
     (first, *xs), (second, *ys) = x.unbind(axis), y.unbind(axis)
     total = first * second
     for a, b in zip(xs, ys, strict=True):
@@ -42,14 +42,14 @@ def contract(x: Tensor, y: Tensor, axis: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Moments:
-    """What the value block sees of clients' data under a kernel: fᵢ(W) = ½(tr WᵀAW − 2 tr BᵀW + c)."""
+    """The moments of clients' data under a kernel: fᵢ(W) = ½(tr WᵀAW − 2 tr BᵀW + c)."""
 
     square: Tensor  # (…, d, d) A = E[ZᵀZ]
     cross: Tensor  # (…, d, o) B = E[ZᵀY]
     target: Tensor  # (…) c = E‖Y‖²
 
     def mean(self, axis: int) -> "Moments":
-        """Over one of the leading axes."""
+        """The mean over one of the leading axes."""
         return Moments(self.square.mean(axis), self.cross.mean(axis), self.target.mean(axis))
 
     def loss(self, value: Tensor) -> Tensor:
@@ -57,14 +57,14 @@ class Moments:
         return (quadratic + self.target) / 2
 
     def best_value(self, ridge: float) -> Tensor:
-        """W*: what solves (A + λI) W = B."""
+        """W*, the solution of (A + λI) W = B."""
         eye = torch.eye(self.square.shape[-1], dtype=self.square.dtype)
         return torch.linalg.solve(self.square + ridge * eye, self.cross)
 
 
 @dataclass(frozen=True)
 class Data:
-    """Sequences of b clients, (b, d, tokens, sequences), and what they should become, (b, o, …)."""
+    """Sequences of b clients, (b, d, tokens, sequences), and their targets, (b, o, …)."""
 
     inputs: Tensor
     targets: Tensor
@@ -95,7 +95,7 @@ def _features(data: Data, kernel: Tensor) -> tuple[Tensor, Tensor | None, Tensor
 
 
 def _weights(data: Data, kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries and keys, (b, 2r, tokens, n), and how tokens weigh the others, (b, tokens, tokens, n)."""
+    """Queries and keys, (b, 2r, tokens, n), and attention weights, (b, tokens, tokens, n)."""
     batch, _, length, count = data.inputs.shape
     rank = kernel.shape[-1] // 2
     before = torch.bmm(kernel.mT, data.flat).view(batch, 2 * rank, length, count)
@@ -104,7 +104,7 @@ def _weights(data: Data, kernel: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def attend(data: Data, kernel: Tensor) -> Tensor:
-    """Z(H; Φ) of every token: (b, d, all tokens). The kernel, (b, d, 2r), holds W_Q beside W_K."""
+    """Z(H; Φ) of every token: (b, d, all tokens). The kernel, (b, d, 2r), is W_Q and W_K concatenated."""
     if data.feature_map == SOFTMAX:
         _, weights = _weights(data, kernel)
         return contract(weights.unsqueeze(1), data.inputs.unsqueeze(2), 3).flatten(2)
@@ -152,7 +152,7 @@ def gradients(data: Data, kernel: Tensor, value: Tensor) -> tuple[Tensor, Tensor
 def _softmax_gradients(data: Data, kernel: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     before, weights = _weights(data, kernel)
     rank, outputs = kernel.shape[-1] // 2, value.shape[-1]
-    # The output of a token is a mean of the others' H W: (b, o, tokens, n).
+    # The output of a token is a weighted mean of all tokens' H W: (b, o, tokens, n).
     offered = torch.bmm(value.mT, data.flat).view(len(value), outputs, *data.inputs.shape[2:])
     residual = contract(weights.unsqueeze(1), offered.unsqueeze(2), 3).sub_(data.targets).div_(data.tokens)
     to_offered = contract(weights.unsqueeze(1), residual.unsqueeze(3), 2)

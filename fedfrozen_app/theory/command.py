@@ -37,10 +37,10 @@ from fedfrozen_app.theory.studies import (
 from fedfrozen_app.theory.theory_page import CONTROL_HEAD, control_row, write_controls, write_page
 
 log = logging.getLogger(__name__)
-# Seeds where none are given: a look at one setting is quick; what is evaluated needs more.
+# Default numbers of seeds: few for one setting, more for studies that are evaluated.
 SEEDS = {"run": 3, "table": 10, "all": 10, "controls": 100}
 STUDIES = tuple(SEEDS)
-LEAST_SEEDS = {"all": 10, "controls": 4}  # some choose the best fixed warm-up, the others evaluate it
+LEAST_SEEDS = {"all": 10, "controls": 4}  # some seeds choose the best fixed warm-up, the others evaluate it
 
 
 @dataclass
@@ -117,7 +117,7 @@ def run_one(config: TheoryConfig, folder: Path) -> float:
     walked = walk(problem, watched=True)
     agreement = agreements(walked)
     found = auto_stops(setting, walked, objective(problem, walked), default_rule(setting))
-    # The squared common movement as one round's sums estimate it.
+    # The squared common movement, estimated from one round's sums.
     signal = walked.kernel_common - walked.kernel_drift / max(setting.cohort - 1, 1)
     fixed = config.warmup_rounds
     stops = (
@@ -177,7 +177,8 @@ def _frozen(problem: Any, whole: Walk, stop: int) -> Walk:
 
 
 def run_table(config: TheoryConfig, folder: Path) -> float:
-    """The toy table again, beside the reference; raises where a clear difference has another sign."""
+    """Compute the toy table and compare it with the reference; raises if a clear difference has another
+    sign."""
     began = time.perf_counter()
     outcomes = explore(table_settings().values(), range(config.seeds))
     check = check_table(outcomes)
@@ -228,7 +229,7 @@ def run_all(config: TheoryConfig, folder: Path) -> float:
 
 
 def run_controls(config: TheoryConfig, folder: Path) -> float:
-    """What else could make freezing look good: figures, their page, and the mean gain of the best warm-up."""
+    """The controls: figures, their page, and the mean gain of the best warm-up."""
     began = time.perf_counter()
     lines = controls()
     found = sweep([line.setting for line in lines], range(config.seeds))

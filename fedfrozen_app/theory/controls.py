@@ -1,4 +1,4 @@
-"""Controls: what else could make freezing look good? Small problems, many seeds, comparable warm-ups."""
+"""Controls: what else could explain the gain of freezing? Small problems, many seeds, comparable warm-ups."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -12,8 +12,8 @@ from fedfrozen_app.theory.problem import Setting, make
 from fedfrozen_app.theory.studies import BUDGET, Regret, band, default_rule, grid, regret
 
 SMALL = Setting(clients=4, sequences=8)  # an eighth of the default's sequences, for many seeds
-SPLITS = (1, 5, 10, 20, 40)  # local steps, of one budget
-SOFTMAX_SMALL = replace(SMALL, feature_map="softmax", lr=0.1, rounds=60)  # never freezing has levelled off
+SPLITS = (1, 5, 10, 20, 40)  # local steps, with the same total budget
+SOFTMAX_SMALL = replace(SMALL, feature_map="softmax", lr=0.1, rounds=60)  # never freezing levels off
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ def controls() -> list[Control]:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is left of all seeds of one setting: a long walk's rounds would not fit."""
+    """The results of all seeds of one setting; the rounds of a long walk would not fit in memory."""
 
     final: Tensor  # (seeds, warm-ups of the grid)
     late: Tensor  # (seeds,) F after four fifths of the rounds, never frozen
-    chosen: Tensor  # (seeds,) warm-up that auto takes; the number of rounds where it never freezes
+    chosen: Tensor  # (seeds,) warm-up chosen by auto; the number of rounds if it never freezes
     auto: Tensor  # (seeds,) and its final F
 
 
@@ -68,12 +68,12 @@ def sweep(settings: Iterable[Setting], seeds: Sequence[int]) -> dict[Setting, Sw
 
 
 def _join(parts: Sequence[Sweep]) -> Sweep:
-    """Of some seeds each -> of all of them."""
+    """Concatenate results of groups of seeds."""
     return Sweep(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(Sweep)))
 
 
 def _size(setting: Setting) -> int:
-    """Of a seed: in clients with as many sequences as the default's."""
+    """The size of a seed's problem, in clients with the default number of sequences."""
     return -(-setting.cohort * setting.sequences // Setting.sequences)
 
 
@@ -96,14 +96,14 @@ def sweep_one(setting: Setting, seeds: tuple[int, ...]) -> Sweep:
 
 
 def evaluate(control: Control, found: Sweep) -> Regret:
-    """As in the other studies, but half of the seeds choose the best fixed warm-up."""
+    """The regret as in the other studies, but half of the seeds choose the best fixed warm-up."""
     warmups = list(grid(control.setting.rounds).values())
     half = len(found.auto) // 2
     return regret(control.setting, warmups, found.final, found.chosen.tolist(), found.auto, half)
 
 
 def estimate(values: Tensor) -> list[float]:
-    """Mean over the seeds, and the two ends of its 95 % confidence."""
+    """Mean over the seeds, and the ends of its 95 % confidence interval."""
     return [float(value) for value in band(values)]
 
 
@@ -132,7 +132,7 @@ def record(control: Control, found: Sweep) -> dict[str, Any]:
 
 
 def calm(lines: Sequence[Control], found: Mapping[Setting, Sweep]) -> list[dict[str, Any]]:
-    """Never freezing under a rate that decays, less the best warm-up under a constant one: paired."""
+    """Paired difference: never freezing with a decaying rate minus the best warm-up with a constant rate."""
     rows = []
     for line in lines:
         decayed = replace(line.setting, lr_schedule="cosine")

@@ -1,12 +1,12 @@
 """FedAvg on the laboratory's problem, and FedFrozen for every warm-up length at once.
 
-The full-model stage has to be walked step by step, once. The frozen stage does not: under a fixed kernel a
+The full-model stage has to be computed step by step, once. The frozen stage does not: under a fixed kernel a
 client's τ gradient steps on its ridge problem are one affine map of the value block,
 
     W → Gᵢ W + (I − Gᵢ) Wᵢ*        Gᵢ = (I − η(Aᵢ + λI))^τ,  Wᵢ* = (Aᵢ + λI)⁻¹ Bᵢ
 
-so freezing after 0, 1, …, T rounds of one walk costs less than the walk itself. The rate η is a round's:
-where it decays, the map changes from round to round.
+so freezing after 0, 1, …, T rounds of one walk costs less than the walk itself. The rate η is constant within
+a round: if it decays, the map changes from round to round.
 """
 
 import os
@@ -28,13 +28,13 @@ from fedfrozen_app.theory.attention_loss import Moments, gradients, moments
 from fedfrozen_app.theory.problem import Problem, Setting, make
 
 T = TypeVar("T")
-FEW = 8  # jobs: fewer are done before other processes have started
-CLIENTS_AT_ONCE = 24  # of any seed: measured; what they read in a step then fits a core's cache
+FEW = 8  # jobs: fewer finish before other processes would have started
+CLIENTS_AT_ONCE = 24  # across seeds; measured: a step's data then fit in a core's cache
 
 
 @dataclass(frozen=True)
 class Walk:
-    """Rounds of FedAvg: where the global model was, and what each round's clients did to it."""
+    """Rounds of FedAvg: the global model, and the clients' drift and common movement in each round."""
 
     kernel: Tensor  # (seeds, T+1, d, 2r)
     value: Tensor  # (seeds, T+1, d, o)
@@ -53,9 +53,9 @@ def walk(
     train: str = "all",
     watched: bool = False,
 ) -> Walk:
-    """FedAvg, all seeds at once; from round `start` of `origin`, where one is given.
+    """FedAvg for all seeds at once; starts from round `start` of `origin` if given.
 
-    `train` may be "kernel" or "value": then the other block stays as it was. `watched`: with a bar.
+    `train` may be "kernel" or "value", which freezes the other block. `watched`: show a progress bar.
     """
     setting, seeds = problem.setting, len(problem.seeds)
     kernel = problem.kernel if origin is None else origin.kernel[:, start]
@@ -85,7 +85,7 @@ def walk(
 
 
 def agreements(walked: Walk) -> Tensor:
-    """What `warmup_rounds=auto` sees of each seed's walk, (seeds, T)."""
+    """The agreement that `warmup_rounds=auto` observes on each seed's walk, (seeds, T)."""
     updates = walked.kernel.diff(dim=1)
     found = []
     for seed in updates:
@@ -95,7 +95,8 @@ def agreements(walked: Walk) -> Tensor:
 
 
 def auto_stops(setting: Setting, walked: Walk, losses: Tensor, rule: Rule) -> list[int | None]:
-    """Where `auto` freezes each seed's walk. `losses`, (seeds, T+1), replace those that clients report."""
+    """The round in which `auto` freezes each seed's walk. `losses`, (seeds, T+1), replace clients'
+    reports."""
     if setting.local_steps == 1:
         return [None] * len(losses)
     seen = zip(agreements(walked).tolist(), walked.kernel_drift.tolist(), losses[:, 1:].tolist(), strict=True)
@@ -112,7 +113,7 @@ def _average(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Measures:
-    """What a walk looks like from outside, per round from 0 to T: (seeds, T+1) each."""
+    """Measures of a walk per round from 0 to T: (seeds, T+1) each."""
 
     objective: Tensor  # F(Φ, W)
     profile: Tensor  # P(Φ)
@@ -121,7 +122,7 @@ class Measures:
 
 
 def moments_along(problem: Problem, kernels: Tensor) -> Moments:
-    """Of every client under each of (seeds, k, d, 2r) kernels: the leading axes are (seeds, k, clients)."""
+    """Moments of every client under each of (seeds, k, d, 2r) kernels; leading axes (seeds, k, clients)."""
     seeds, count = kernels.shape[:2]
     found = []
     for place in range(count):  # one kernel at a time: the data are read in place
@@ -134,7 +135,7 @@ def moments_along(problem: Problem, kernels: Tensor) -> Moments:
 
 
 def pooled_along(problem: Problem, kernels: Tensor) -> Moments:
-    """Of all clients together: (seeds, k). Long walks cannot keep every client's."""
+    """Moments of all clients pooled: (seeds, k). Every client's would not fit in memory for long walks."""
     found = [moments_along(problem, part).mean(2) for part in kernels.split(1, dim=1)]
     return Moments(*(torch.cat([getattr(each, f.name) for each in found], dim=1) for f in fields(Moments)))
 
@@ -169,9 +170,9 @@ def _objective(pooled: Moments, kernel: Tensor, value: Tensor, ridge: float) -> 
 
 
 def freeze(problem: Problem, walked: Walk, after: list[int], along: Tensor | None = None) -> Tensor:
-    """F after every round, (seeds, len(after), T+1), of runs that freeze the kernel after so many rounds.
+    """F after every round, (seeds, len(after), T+1), of runs that freeze the kernel after `after` rounds.
 
-    `along`: the walk's own F, where it is known already.
+    `along`: the walk's own F, if already computed.
     """
     setting = problem.setting
     kernels, value = walked.kernel[:, after], walked.value[:, after].clone()  # (seeds, k, …)
@@ -221,7 +222,7 @@ class Outcome:
 
 def explore(settings: Iterable[Setting], seeds: Sequence[int]) -> dict[Setting, Outcome]:
     """Every setting once, for all seeds."""
-    # The longest first, or the last one would keep a single core busy.
+    # The longest first, so that no long job runs alone at the end.
     order = sorted(set(settings), key=lambda s: -s.local_steps * s.cohort * s.rounds)
     jobs = [(setting, some) for setting in order for some in split(seeds, setting.cohort)]
     parts: dict[Setting, list[Outcome]] = {setting: [] for setting in order}
@@ -231,16 +232,17 @@ def explore(settings: Iterable[Setting], seeds: Sequence[int]) -> dict[Setting, 
 
 
 def split(seeds: Sequence[int], clients: int) -> list[tuple[int, ...]]:
-    """Even groups of seeds whose clients fit together."""
+    """Split the seeds evenly into groups of at most CLIENTS_AT_ONCE clients."""
     groups = min(len(seeds), -(-len(seeds) * clients // CLIENTS_AT_ONCE))
     ends = [round(number * len(seeds) / groups) for number in range(groups + 1)]
     return [tuple(seeds[start:end]) for start, end in pairwise(ends)]
 
 
 def in_processes(work: Callable[..., T], jobs: Sequence[tuple]) -> list[T]:
-    """One process per core: the arrays are so small that threads would wait for Python. Few jobs run here."""
+    """Run jobs with one process per core: with arrays this small threads would wait for the GIL. Few jobs run
+    in this process."""
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
-    torch.set_num_threads(1)  # its own threads would only wait
+    torch.set_num_threads(1)  # more threads would only wait
     try:
         if len(jobs) < FEW or cores == 1:
             return [work(*job) for job in shown(jobs, len(jobs))]
@@ -252,7 +254,7 @@ def in_processes(work: Callable[..., T], jobs: Sequence[tuple]) -> list[T]:
 
 
 def shown(found: Iterable[T], total: int) -> Iterator[T]:
-    """The same one by one, with a bar and the time left on a terminal."""
+    """Yield the items, with a progress bar and the time left on a terminal."""
     console = Console(stderr=True)
     yield from track(found, "walking", total=total, console=console, disable=not console.is_terminal)
 
@@ -266,7 +268,7 @@ def _explore_one(setting: Setting, seeds: tuple[int, ...]) -> Outcome:
 
 
 def _join(parts: list[Outcome]) -> Outcome:
-    """Outcomes of some seeds each -> of all of them."""
+    """Concatenate outcomes of groups of seeds."""
 
     def joined(found: list[Any]) -> list[Tensor]:
         return [torch.cat([getattr(part, name.name) for part in found]) for name in fields(found[0])]

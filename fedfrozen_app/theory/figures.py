@@ -58,7 +58,7 @@ def _label(ax: Axes, title: str, x: str, y: str = "", *, legend: bool = True) ->
     ax.set_title(title, loc="left", fontsize=11)
     ax.set_xlabel(x)
     ax.set_ylabel(y)
-    if legend:  # below: wherever it lies inside, it covers somebody's curve
+    if legend:  # below the axes: inside, it would cover a curve
         ax.legend(frameon=False, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
 
 
@@ -109,7 +109,7 @@ def selection(outcomes: Outcomes, value_frozen: Tensor, path: Path) -> None:
     figure, (left, right) = _figure(2)
     outcome = outcomes[Setting()]
     _line(left, outcome.curves[:, Setting.rounds], "never freeze", COLOURS[3])
-    # Until it freezes a run is the one that never does: each is drawn from there on.
+    # Before freezing, a run equals the one that never freezes: each is drawn from its freeze on.
     frozen = [(warmup, f"freeze after {warmup}", outcome.curves[:, warmup]) for warmup in (0, 15, SWITCH)]
     frozen.append((SWITCH, f"freeze the value after {SWITCH}", value_frozen))
     for (start, label, curve), colour in zip(frozen, (*COLOURS[:3], COLOURS[4]), strict=True):
@@ -154,7 +154,7 @@ def federation(outcomes: Outcomes, path: Path) -> None:
 
 
 def heterogeneity(outcomes: Outcomes, digits: Scores | None, path: Path) -> None:
-    """The same trade-off on the theory and, where they were run, on the digits."""
+    """The same trade-off in theory and, if they were run, on the digits."""
     figure, axes = _figure(2 if digits else 1)
     for level, colour in zip(LEVELS, COLOURS, strict=True):
         outcome = outcomes[Setting(heterogeneity=level)]
@@ -177,7 +177,7 @@ def heterogeneity(outcomes: Outcomes, digits: Scores | None, path: Path) -> None
 
 
 def accuracy(ax: Axes, scores: Scores, title: str) -> None:
-    """Test accuracy against the warm-up, one line a setting; a star and a dashed line for `auto`."""
+    """Test accuracy against the warm-up, one line per setting; a star and a dashed line for `auto`."""
     for (name, by_warmup), colour in zip(scores.items(), COLOURS, strict=False):
         labels = sorted((label for label in by_warmup if label != AUTO), key=_percent)
         table = torch.tensor([list(by_warmup[label].values()) for label in labels], dtype=torch.float64).T
@@ -210,7 +210,7 @@ def fidelity(outcomes: Outcomes, layers: Scores | None, path: Path) -> None:
 
 
 def accuracies(study: str, scores: Scores, path: Path) -> None:
-    """A study of real models on its own."""
+    """The figure of one study of real models."""
     figure, (ax,) = _figure(1)
     titles = {
         "digits": "Digits, softmax attention",
@@ -223,7 +223,7 @@ def accuracies(study: str, scores: Scores, path: Path) -> None:
 
 
 def control(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """One group of the controls: final F by warm-up, and paired with never freezing the later ones."""
+    """One group of the controls: final F by warm-up, and paired differences to never freezing."""
     figure, (left, right) = _figure(2)
     labels = list(lines[0]["final"])
     late = labels[labels.index("10 %") :]

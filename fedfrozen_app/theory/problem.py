@@ -1,4 +1,4 @@
-"""Clients whose kernels, values and inputs differ by a dial each, and where training starts."""
+"""Clients whose kernels, values and inputs differ by adjustable amounts, and the starting point."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from torch import Tensor
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.theory.attention_loss import FEATURE_MAPS, SOFTMAX, Data
 
-KERNEL_PART, INPUT_PART = 0.7, 0.5  # of heterogeneity: to a client's true kernel, to its inputs' mean
+KERNEL_PART, INPUT_PART = 0.7, 0.5  # shares of heterogeneity: of true kernels, of inputs' means
 TRUTH, START, COHORT, VALUES = 0, 77, 177, 277  # generators: added to the seed
 SCHEDULES = ("constant", "cosine")
 
@@ -36,7 +36,7 @@ class Setting:
     noise: float = 0.1
     lr_schedule: str = "constant"
     lr_final: float = 0.01  # cosine: the last round's rate, as a share of lr
-    kernel_spread: float | None = None  # None, here and below: the part that heterogeneity gives
+    kernel_spread: float | None = None  # None, here and below: derived from heterogeneity
     value_spread: float | None = None
     input_spread: float | None = None
 
@@ -68,7 +68,7 @@ class Setting:
 
     @property
     def spreads(self) -> tuple[float, float, float]:
-        """How far clients' true kernels, true values and inputs' means lie apart."""
+        """The spread of clients' true kernels, true values and inputs' means."""
         parts = (KERNEL_PART * self.heterogeneity, 0.0, INPUT_PART * self.heterogeneity)
         own = (self.kernel_spread, self.value_spread, self.input_spread)
         kernel, value, inputs = (
@@ -112,7 +112,7 @@ def _draw(setting: Setting, seed: int) -> tuple[np.ndarray, ...]:
     query, key, value = (rng.normal(size=(d, size)) / np.sqrt(d) for size in (r, r, o))
     kernel_spread, value_spread, input_spread = setting.spreads
     shift = kernel_spread / np.sqrt(d)
-    # A generator of its own: what clients' values differ by must not change what else is drawn.
+    # A separate generator: the spread of values must not change the other draws.
     of_values = np.random.default_rng(seed + VALUES)
     inputs, targets = [], []
     for _ in range(setting.clients):
@@ -135,7 +135,7 @@ def _draw(setting: Setting, seed: int) -> tuple[np.ndarray, ...]:
 
 
 def _attend(setting: Setting, h: np.ndarray, query: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """Z as the formula reads, for (n, tokens, d) of one client."""
+    """Z by its formula, for (n, tokens, d) of one client."""
     if setting.feature_map == SOFTMAX:
         return softmax(h @ query @ (h @ key).transpose(0, 2, 1) / np.sqrt(setting.rank), axis=2) @ h
 

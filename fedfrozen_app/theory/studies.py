@@ -1,4 +1,4 @@
-"""The studies: which settings each of them walks, and the numbers its figures and tables show."""
+"""The studies: their settings, and the numbers for their figures and tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ LOCAL_STEPS = (1, 5, 10, 20, 40)
 CLIENTS = (2, 4, 8, 16)
 PARTICIPATION = (0.25, 0.5, 1.0)
 FEATURE_MAPS = ("identity", "elu+1", "relu", "softmax")
-SHARES = (0, 2, 5, 10, 20, 50, 80)  # % of the rounds, where not every warm-up is shown
+SHARES = (0, 2, 5, 10, 20, 50, 80)  # % of the rounds, if not every warm-up is shown
 BUDGET = 6000  # gradient steps of a client: 40 in each of 150 rounds
 ROUNDS = Setting.rounds
-SWITCH = 80  # where the ablation freezes
+SWITCH = 80  # round in which the ablation freezes
 
-# The reference: (heterogeneity, local steps) -> final F, mean of three seeds, by a script of its own.
+# The reference: (heterogeneity, local steps) -> final F, mean of three seeds, by an independent script.
 TABLE_WARMUPS = (0, 5, 15, 40, 80, 150)
 REFERENCE = {
     (0.0, 10): (1.803, 1.692, 1.214, 0.845, 0.508, 0.128),
@@ -55,7 +55,7 @@ def all_settings() -> list[Setting]:
 
 
 def full_size_controls() -> list[Setting]:
-    """The two that decide most, in the size of the other studies: a rate that decays, an equal budget."""
+    """The two most decisive controls at the size of the other studies: a decaying rate, an equal budget."""
     return [
         Setting(),
         Setting(lr_schedule="cosine"),
@@ -66,7 +66,7 @@ def full_size_controls() -> list[Setting]:
 
 
 def grid(rounds: int) -> dict[str, int]:
-    """Warm-ups that are comparable between runs of any length."""
+    """Warm-ups that are comparable across runs of any length."""
     shares = {f"{share} %": round(share * rounds / 100) for share in SHARES}
     return shares | {"last": rounds - 1, "never": rounds}  # last: frozen in the last round alone
 
@@ -87,7 +87,7 @@ class TableCheck:
 
 
 def check_table(outcomes: Mapping[Setting, Outcome]) -> TableCheck:
-    """Ours beside the reference: every clear difference within a row, paired over the seeds."""
+    """Compare with the reference: every clear difference within a row, paired over the seeds."""
     rows, wrong, compared, finite = {}, [], 0, True
     for key, setting in table_settings().items():
         final = outcomes[setting].final[:, list(TABLE_WARMUPS)]  # (seeds, warm-ups)
@@ -111,7 +111,7 @@ def check_table(outcomes: Mapping[Setting, Outcome]) -> TableCheck:
 
 
 def freeze_value(seeds: Sequence[int], setting: Setting | None = None, after: int = SWITCH) -> Tensor:
-    """F after every round, (seeds, T+1), where the value block is frozen instead of the kernel."""
+    """F after every round, (seeds, T+1), if the value block is frozen instead of the kernel."""
     setting = setting or Setting()
     jobs = [(setting, some, after) for some in split(seeds, setting.cohort)]
     return torch.cat(in_processes(_freeze_value, jobs))
@@ -129,13 +129,13 @@ def _freeze_value(setting: Setting, seeds: tuple[int, ...], after: int) -> Tenso
 
 @dataclass(frozen=True)
 class Regret:
-    """How far `auto` stays behind the best fixed warm-up, as a share of the sweep's range."""
+    """The regret of `auto` against the best fixed warm-up, as a share of the sweep's range."""
 
     setting: Setting
     best: int  # chosen on the first seeds
     chosen: list[int]  # by auto, on all seeds; T: never
     regret: float  # over the other seeds
-    behind_never: float  # mean F of auto less that of never freezing, same share, same seeds
+    behind_never: float  # mean F of auto minus that of never freezing, same share, same seeds
 
     @property
     def passed(self) -> bool:
@@ -159,7 +159,8 @@ def evaluate_auto(outcomes: Mapping[Setting, Outcome]) -> list[Regret]:
 def regret(
     setting: Setting, warmups: Sequence[int], final: Tensor, chosen: list[int], auto: Tensor, seen: int
 ) -> Regret:
-    """`final`, (seeds, warm-ups), ends with never freezing; the best is chosen on the first `seen` seeds."""
+    """`final`: (seeds, warm-ups), the last is never freezing; the best is chosen on the first `seen`
+    seeds."""
     best = int(final[:seen].mean(0).argmin())
     held, own = final[seen:], auto[seen:]
     scale = (held.mean(0).max() - held.mean(0).min()).item()
@@ -168,7 +169,7 @@ def regret(
 
 
 def describe(setting: Setting) -> str:
-    """What differs from the default, in words."""
+    """The differences from the default setting, in words."""
     steps = setting.local_steps
     words = [f"heterogeneity {setting.heterogeneity:g}", counted(steps, "local step")]
     if setting.clients != Setting.clients:
@@ -187,7 +188,7 @@ def describe(setting: Setting) -> str:
 
 
 def band(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean over the seeds, and a band of its 95 % confidence (Student's: some studies have few seeds)."""
+    """Mean over the seeds with its 95 % confidence band (Student's t: some studies have few seeds)."""
     width = float(student.ppf(0.975, len(values) - 1)) / len(values) ** 0.5
     mean, error = values.mean(0), width * values.std(0)
     return mean, mean - error, mean + error

@@ -1,4 +1,4 @@
-"""One page that explains the figures in plain words, with everything in it."""
+"""One self-contained page that explains the figures in plain words."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ CONTROL_HEAD = [
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page: what it has of a paragraph, a picture, a table and a command, in this order."""
+    """A section of the page: an optional paragraph, picture, table and command, in this order."""
 
     title: str = ""
     text: str = ""
@@ -55,7 +55,7 @@ class Section:
 def write_page(
     folder: Path, outcomes: Outcomes, value_frozen: Tensor, results: Path, about: dict[str, Any]
 ) -> Path:
-    """`theory.html` with all figures, which are also files beside it, and the numbers in `theory.json`."""
+    """Write `theory.html` with all figures (also as separate files), and `theory.json` with the numbers."""
     found = {study: read_result(results, study) for study in ("digits", "layers", "cifar10")}
     scores = {study: scores_of(result["cells"]) for study, result in found.items() if result}
     _draw(folder, outcomes, value_frozen, scores)
@@ -93,7 +93,7 @@ def write_controls(
     calmed: Sequence[Mapping[str, Any]],
     about: dict[str, Any],
 ) -> Path:
-    """One figure per group, the numbers in `controls.json`, and `controls.html` with all of them."""
+    """Write one figure per group, `controls.json` with the numbers, and `controls.html` with everything."""
     replace_file(folder / "controls.json", json.dumps({"lines": lines, "calm": calmed, **about}, indent=1))
     sections = [Section(text=explanations.CONTROLS.format(**about))]
     for group, (title, text) in explanations.CONTROL_SECTIONS.items():
@@ -128,7 +128,7 @@ def _figure(folder: Path, title: str, file: str, text: str) -> Section:
 
 
 def _real_models(scores: Mapping[str, Scores]) -> dict[str, str]:
-    """What the page states about the studies with real Transformers, or that they are missing."""
+    """The page's text about the studies with real Transformers, or that they are missing."""
     known = {"digits": explanations.DIGITS, "layers": explanations.LAYERS}
     return {
         study: text if study in scores else explanations.MISSING.format(study=study)

@@ -16,7 +16,7 @@ HEAD = """# Python API
 Everything that `import fedfrozen` offers, as its source documents it (written by
 `python -m fedfrozen_app.commands.api.api_page`). [Python](python.md) shows how it is used.
 """
-# Every name once, in the order in which a reader meets them.
+# Every name once, in reading order.
 SECTIONS = {
     "Calls": ("run", "sweep", "resume", "load", "compare"),
     "What they give": ("Run", "Sweep", "Comparison"),
@@ -64,7 +64,7 @@ def _signature(name: str, function: Any) -> str:
 
 
 def _split(arguments: str) -> list[str]:
-    """At the commas that separate arguments, and not at those within one."""
+    """Split at the commas between arguments, not at those within one."""
     found, depth = [""], 0
     for sign in arguments:
         depth += (sign in "([{") - (sign in ")]}")

@@ -1,4 +1,4 @@
-"""`run`, `sweep`, `resume`, `load` and `compare`: what the command does, as calls."""
+"""`run`, `sweep`, `resume`, `load` and `compare`: the command's verbs as functions."""
 
 import os
 import sys
@@ -102,7 +102,7 @@ def resume(folder: str | Path, *overrides: str, **keys: Any) -> Run:
 
 
 def give_again(runs: Sequence[Path], objects: Mapping[str, Any]) -> None:
-    """Register objects under the names by which these runs know them: by their content."""
+    """Register objects under the names that these runs use for them, which derive from their content."""
     recorded = [one for run in runs for one in read_own_record(run)]
     for argument, thing in objects.items():
         if not is_object(argument, thing):
@@ -128,7 +128,7 @@ def check_one_method(overrides: Sequence[str], keys: Mapping[str, Any]) -> None:
 
 
 def is_object(key: str, value: Any) -> bool:
-    """Whether a keyword gives an object, and no name or setting."""
+    """Whether a keyword argument is an object, not a name or a setting."""
     return key in OBJECTS and not isinstance(value, str) and not is_settings(key, value)
 
 
@@ -137,7 +137,7 @@ def is_swept(key: str, value: Any) -> bool:
 
 
 def has_launcher(words: Sequence[str]) -> bool:
-    """Whether the runs go to processes of a launcher."""
+    """Whether a launcher runs them in other processes."""
     return any(word.startswith(("hydra/launcher=", "hydra.launcher.")) for word in words)
 
 
@@ -155,7 +155,7 @@ def compare(
 
 
 def spelled(key: str, value: Any) -> list[str]:
-    """A keyword as words of the command line."""
+    """A keyword argument as words of the command line."""
     if (key in choices() or key == "algorithm") and not is_settings(key, value):
         return overrides_for(key, value)
     key = "from" if key == "start_from" else key
@@ -186,7 +186,7 @@ def prepare() -> None:
 
 
 def new_folder() -> Path:
-    """outputs/DATE/TIME, as the command's; where that is taken, with a number behind."""
+    """outputs/DATE/TIME, like the command's; with a number appended if that exists."""
     now = datetime.now()
     usual = Path("outputs") / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S}"
     number, folder = 1, usual
@@ -198,7 +198,7 @@ def new_folder() -> Path:
 
 @contextmanager
 def own_command_line() -> Iterator[None]:
-    """Hydra reads the process's words: those of a notebook come back afterwards."""
+    """Hydra reads sys.argv: within the block it is ours; a notebook's is restored afterwards."""
     before = sys.argv
     try:
         yield

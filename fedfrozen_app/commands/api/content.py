@@ -1,7 +1,7 @@
-"""What Python objects are by content: the same digest for the same classes, weights and rows.
+"""Content digests of Python objects: equal for equal classes, weights and rows.
 
-A class is its own code and values, and those of its bases and of what its functions use, down to installed
-packages, which count by name. Comments, line numbers and docstrings do not count.
+The content of a class is its code and values, those of its bases, and everything that its functions use, down
+to installed packages, which count by name. Comments, line numbers and docstrings do not count.
 """
 
 import dataclasses
@@ -100,7 +100,7 @@ def _function(thing: FunctionType, seen: set[int]) -> Tokens:
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # not yet filled: a class that refers to itself
+    except ValueError:  # still empty: a class that refers to itself
         return None
 
 
@@ -162,7 +162,8 @@ def _value(thing: Any, seen: set[int]) -> Tokens:
 
 
 def _instance(thing: Any, seen: set[int]) -> Tokens:
-    """The attributes of a user-defined class; for other classes the repr without its address."""
+    """The attributes of an instance of a user-defined class; for other classes the repr, if without an
+    address."""
     yield f"a {type(thing).__module__}.{type(thing).__qualname__}"
     if is_own(type(thing).__module__) and id(thing) not in seen:
         seen.add(id(thing))

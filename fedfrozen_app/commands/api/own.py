@@ -1,4 +1,4 @@
-"""Python objects in place of names: a data set, a module, a strategy or a client algorithm as a class.
+"""Python objects in place of names: a dataset, a module, or a strategy or client algorithm class.
 
 Each is registered under a name that ends with its content, so that equal objects make equal runs."""
 
@@ -29,7 +29,7 @@ WANTED = {
 
 
 def overrides_for(group: str, thing: Any) -> list[str]:
-    """The words that choose `thing` for a group of the configuration; a string is the name of a file."""
+    """The overrides that select `thing` for a configuration group; a string is the name of a file."""
     if isinstance(thing, str):
         if group == "algorithm":
             raise UserError(
@@ -70,14 +70,14 @@ def plain_word(word: str) -> str:
 def own_dataset(thing: Any) -> list[str]:
     rows = given_rows(thing)
     name = keep("dataset", "datasets", "own_dataset", rows.what, rows.digest, rows)
-    # Pictures and texts each have a file that a fitting model comes with.
+    # Images and texts each have a dataset file that selects a suitable model.
     group = ["dataset=digits"] if rows.has_pictures else ["dataset=text", "dataset.path=null"]
     return [*group, f"dataset.kind={name}", "dataset.name=own_dataset"]
 
 
 @dataclass(frozen=True)
 class Copies:
-    """Every run begins with the weights that the module had when it was given."""
+    """Copies the module, so that every run starts with the weights that it had when it was passed."""
 
     module: nn.Module
 

@@ -1,4 +1,4 @@
-"""What a run, a sweep and a comparison are in Python: small objects over the files that they left."""
+"""Runs, sweeps and comparisons in Python: thin objects over their files."""
 
 import tempfile
 from collections.abc import Sequence

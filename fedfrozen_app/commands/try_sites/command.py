@@ -24,8 +24,8 @@ SITES = ("north", "south")
 ROUNDS = 3
 PATIENCE = 600.0  # seconds for something to start: a busy machine takes minutes to import torch
 LAST_WORDS = 20.0  # seconds for a run that is stopped to write its report
-LOOK = 0.2  # seconds between two looks at what is going on
-SBIN = "/usr/local/sbin:/usr/sbin"  # where a server's start script looks for nginx too
+LOOK = 0.2  # seconds between two checks of the processes
+SBIN = "/usr/local/sbin:/usr/sbin"  # also searched for nginx by a server's start script
 
 
 def try_sites(arguments: list[str]) -> int:
@@ -48,7 +48,7 @@ def try_sites(arguments: list[str]) -> int:
 
 
 def _check_machine(port: int | None, *, asks: bool) -> None:
-    """What would fail later is refused now."""
+    """Refuse early what would fail later."""
     if not sys.platform.startswith("linux"):
         raise UserError("Sites run on Linux: use a Linux machine, a virtual one or a container.")
     if shutil.which("fedfrozen", path=flower_environment(Path())["PATH"]) is None:
@@ -69,7 +69,7 @@ def _check_machine(port: int | None, *, asks: bool) -> None:
 
 @contextlib.contextmanager
 def _place(named: Path | None) -> Iterator[Path]:
-    """The folder of the trial. A temporary one is removed, unless something failed: the logs say what."""
+    """The folder of the trial. A temporary one is removed, unless something failed, to keep the logs."""
     if named is not None:
         folder = named.expanduser().resolve()
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -99,7 +99,7 @@ class _Trial:
         self._kits = folder / "kits"
 
     def go(self) -> bool:
-        """All of it; whether the run was approved and trained. Nothing is left running."""
+        """Run the whole trial. Returns whether the run was approved and trained. Stops all processes."""
         explain(f"A server and two sites, {' and '.join(SITES)}, on this machine, in {self._folder}.")
         explain("Lines that begin with $ are the commands that are carried out there.")
         self._logs.mkdir()
@@ -167,7 +167,7 @@ class _Trial:
             self._shell.run(f"fedfrozen site check kits/{name}")
 
     def _train(self, children: Children) -> bool:
-        """Whether the run was approved; `RunFailed` if it then failed."""
+        """Start a run. Returns whether it was approved; `RunFailed` if it then failed."""
         heading("4. An operator starts a run, and each site is asked")
         run = self._shell.start(
             f"fedfrozen runtime=deployed runtime.server_kit=kits/operator runtime.min_nodes={len(SITES)} "
@@ -198,7 +198,7 @@ class _Trial:
         return not refused
 
     def _decide(self) -> bool:
-        """Show the run to the person at the sites, and carry out what they say."""
+        """Show the run to the person at the sites, and apply the decision."""
         say()
         explain("What the person at the site north sees:")
         self._shell.run("fedfrozen site pending kits/north")
@@ -230,14 +230,14 @@ class _Trial:
         children.start(f"{party}-{script}", ["sh", str(kit / f"{script}.sh")], kit / "flwr")
 
     def _wait_for_line(self, name: str, text: str, children: Children, why: str) -> None:
-        """Until a site's log has this text."""
+        """Wait until a site's log contains this text."""
         log = self._logs / f"{name}-start.log"
         self._wait(
             lambda: text in log.read_text("utf-8", errors="replace"), children, f"The site {name} {why}"
         )
 
     def _asked(self, name: str) -> str:
-        """The hash of the run that waits at this site; "" while none does."""
+        """The hash of the run that waits at this site; "" if there is none."""
         found = Approvals(self._kits / name / "var" / "approvals").proposals()
         return found[-1].hash if found else ""
 
@@ -251,7 +251,7 @@ class _Trial:
     def _wait(
         self, until: Callable[[], object], children: Children, why: str, patience: float = PATIENCE
     ) -> None:
-        """Until this is so; `RunFailed` if a party ends before, or after so many seconds."""
+        """Wait until this is true; `RunFailed` if a party ends before, or after `patience` seconds."""
         deadline = time.monotonic() + patience
         while not until():
             children.check()

@@ -1,7 +1,7 @@
-"""In place of nginx where it is not installed: TLS on 127.0.0.1, for a trial on one machine alone.
+"""A substitute for nginx where it is not installed: TLS on 127.0.0.1, only for a trial on one machine.
 
-As nginx does, it asks for a certificate of the federation's authority that the server has admitted. It reads
-no requests: it does not keep sites from the operators' part, and has no rate limit.
+Like nginx, it requires a certificate of the federation's authority that the server has admitted. It does not
+parse requests: it does not keep sites from the operators' API, and has no rate limit.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ START = 10.0  # seconds
 
 
 class Door:
-    """Passes on what comes by TLS to the SuperLink's socket, in a thread of its own."""
+    """Forwards TLS connections to the SuperLink's socket, in its own thread."""
 
     def __init__(self, kit: Path, port: int, internal_port: int) -> None:
         self._kit = kit
@@ -52,7 +52,8 @@ class Door:
         os.close(self._folder)
 
     def _context(self, *, guests: bool) -> ssl.SSLContext:
-        """Guests show a certificate; the server's own processes do not, and Flower asks them for a secret."""
+        """TLS settings. `guests` must present a certificate; the server's own processes need none, only
+        Flower's secret."""
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         made.load_cert_chain(self._kit / "server.crt", self._kit / "server.key")
         if guests:
@@ -81,7 +82,7 @@ class Door:
         try:
             if not self._is_admitted(writer.get_extra_info("ssl_object")):
                 return
-            with contextlib.suppress(OSError):  # one of both sides has gone
+            with contextlib.suppress(OSError):  # one side has closed
                 place = link.short(self._folder, "superlink")
                 behind, onward = await asyncio.open_unix_connection(place)
                 try:

@@ -14,7 +14,7 @@ CLASSES = [str(digit) for digit in range(10)]
 def write_examples(folder: Path, sites: tuple[str, ...]) -> None:
     """FOLDER/SITE/CLASS/*.png for each site, and FOLDER/test for the server.
 
-    The sites differ: most pictures of each are of its own half of the classes.
+    The sites differ: most images of each are from its half of the classes.
     """
     rows = read_digits(DatasetSpec(kind="digits")).train
     room = dict.fromkeys((*sites, "test"), ROWS_OF_A_SITE) | {"test": TEST_ROWS}

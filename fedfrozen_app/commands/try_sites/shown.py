@@ -1,4 +1,4 @@
-"""Commands that are shown before they run, so that who watches can repeat them."""
+"""Commands that are shown before they run, so that the user can repeat them."""
 
 import io
 import os
@@ -24,7 +24,7 @@ def say(text: str = "") -> None:
 
 
 def explain(text: str) -> None:
-    # A path stays whole, so that it can be copied.
+    # Paths are not wrapped, so that they can be copied.
     say(textwrap.fill(" ".join(text.split()), WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
@@ -37,7 +37,8 @@ def show_line(line: str) -> None:
 
 
 class Shell:
-    """Runs commands in the trial's folder, with this environment's `fedfrozen`; they end with the block."""
+    """Runs commands in the trial's folder, with this environment's `fedfrozen`; the `with` block ends
+    them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,7 +72,7 @@ class Shell:
     def run(self, line: str) -> None:
         """Show a command, carry it out and show its output; `RunFailed` if it fails.
 
-        Our own is carried out in this process, which has imported what it needs: that would take seconds.
+        Our own commands run in this process, which has already done the slow imports.
         """
         say(f"\n$ {line}")
         words = shlex.split(line)
@@ -101,7 +102,7 @@ class Shell:
 
 
 def end(process: subprocess.Popen[bytes], patience: float) -> None:
-    """Ask a process to end, and after so many seconds kill it and all that it started."""
+    """Ask a process to end, and after `patience` seconds kill it and its children."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
     try:
@@ -115,7 +116,7 @@ def end(process: subprocess.Popen[bytes], patience: float) -> None:
 
 
 class Tail:
-    """A log file that grows: its new lines, each once."""
+    """Shows the new lines of a growing log file, each once."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._seen = path, 0

@@ -1,4 +1,4 @@
-"""Runs side by side: grouped by everything but the seed, with the statistics that a claim needs."""
+"""Comparison of runs: grouped by everything but the seed, with statistics for claims."""
 
 from fedfrozen_app.report.compare.collect import collect
 from fedfrozen_app.report.compare.model import Comparison

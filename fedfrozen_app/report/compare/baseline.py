@@ -1,4 +1,4 @@
-"""Each group against its baseline: which one that is, what the tests say, and when to doubt them."""
+"""Each group against its baseline: choosing the baseline, the tests, and warnings about them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from fedfrozen_app.report.compare.grouping import Settings, shown_value, was_cho
 from fedfrozen_app.report.compare.model import Group, Test
 from fedfrozen_app.report.compare.statistics import ALPHA, MIN_SEEDS, holm, paired, smallest_wilcoxon, verdict
 
-DATA = ("dataset", "partition", "num_clients")  # who differs in these was measured on something else
+DATA = ("dataset", "partition", "num_clients")  # groups that differ in these have other data
 MOST_LISTED = 8  # differences in a sentence
 
 
@@ -37,7 +37,7 @@ def _top_keys(groups: Sequence[Group]) -> set[str]:
 def run_tests(
     groups: Sequence[Group], settings: Mapping[str, Settings], conditions: Settings, tested: str
 ) -> tuple[dict[str, Test], list[str]]:
-    """By label; a baseline has none."""
+    """Tests by label of the group; baselines have none."""
     if len(groups) < 2:
         return {}, []
     if not conditions:
@@ -53,7 +53,7 @@ def run_tests(
             f"None of these runs has the baseline's settings ({settings_text}): name one that some have."
         )
     tests: dict[str, Test] = {}
-    beside: dict[tuple[str, ...], list[str]] = {}  # what methods bring: the labels of their groups
+    beside: dict[tuple[str, ...], list[str]] = {}  # settings that methods bring -> labels of their groups
     notes = []
     for group in groups:
         if group in basis or tested not in group.spreads:
@@ -73,11 +73,11 @@ def run_tests(
 
 @dataclass(frozen=True)
 class _Pair:
-    """A group and a baseline, and what differs between them beside the baseline's own settings."""
+    """A group and a baseline, and their differences besides the baseline's own settings."""
 
     baseline: Group
-    brought: list[str]  # by the method's file: the test is of the method with these settings
-    refused: list[str]  # chosen by people, or of the data: no test of the method
+    brought: list[str]  # set by the method's file: the test is of the method with these settings
+    refused: list[str]  # chosen by the user, or of the data: prevents a test of the method
 
     @property
     def differences(self) -> int:
@@ -98,14 +98,14 @@ def _pair(group: Group, baseline: Group, settings: Mapping[str, Settings], condi
 
 
 def _differing(one: Settings, other: Settings, conditions: Settings) -> set[str]:
-    """The keys in which two groups differ, of those that the baseline's settings leave open."""
+    """The keys in which two groups differ, except the baseline's settings."""
     sections = tuple(f"{key.removesuffix('.name')}." for key in conditions if key.endswith(".name"))
     keys = {key for key in {*one, *other} if key not in conditions and not key.startswith(sections)}
     return {key for key in keys if key not in one or key not in other or one[key] != other[key]}
 
 
 def _nearest(group: Group, pairs: Sequence[_Pair]) -> _Pair:
-    """The baseline that is most like the group; a `UserError` if several are."""
+    """The baseline most similar to the group; `UserError` if there are several."""
     able = [pair for pair in pairs if not pair.refused] or pairs
     fewest = min(pair.differences for pair in able)
     found = [pair for pair in able if pair.differences == fewest]

@@ -32,7 +32,7 @@ def collect(
     """Compare the runs in these folders, or below them.
 
     `baseline` are words such as "strategy=fedavg": each group is tested against the group that has these
-    settings and is otherwise the same. Without any, strategy=fedavg where there is one.
+    settings and is otherwise the same. Default: strategy=fedavg if such a group exists.
     """
     runs, left_out = read_runs(folders)
     if not runs:
@@ -94,7 +94,7 @@ def _reachable(groups: Iterable[Sequence[Run]], metric: str) -> float:
 
 
 def _notes(runs: Sequence[Run]) -> list[str]:
-    """Differences beside the settings that a reader would want to know of."""
+    """Notes on differences other than settings, such as versions and devices."""
     notes = []
     for name in dict.fromkeys(name for run in runs for name in run.summary.get("versions") or {}):
         found = {str((run.summary.get("versions") or {}).get(name)) for run in runs}

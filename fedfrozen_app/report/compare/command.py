@@ -1,4 +1,4 @@
-"""`fedfrozen compare DIR...`: tables in the terminal and as files beside the runs."""
+"""`fedfrozen compare DIR...`: tables in the terminal and as files next to the runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ def compare(arguments: list[str]) -> None:
 
 
 def check_target(target: Path, compared: Sequence[Path]) -> None:
-    """A run or a sweep takes the comparison of itself alone."""
+    """Refuse a folder of a run or sweep, unless it is the one compared."""
     if target in compared:
         return
     if kind := kind_of(target):

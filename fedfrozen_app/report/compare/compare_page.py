@@ -1,4 +1,4 @@
-"""The comparison page: groups of runs side by side, with what the seeds make of each difference."""
+"""The comparison page: groups of runs with means, intervals and tests over their seeds."""
 
 import logging
 import math
@@ -37,7 +37,7 @@ def write_comparison(comparison: Comparison, path: Path) -> Path:
 
 
 def linked(folder: Path) -> Link:
-    """From a page in `folder` to the report of a run, where there is one."""
+    """Links from a page in `folder` to the report of a run, if there is one."""
 
     def link(run: Path) -> str | None:
         page = run / "report.html"
@@ -114,7 +114,7 @@ def make_charts(comparison: Comparison) -> list[Chart]:
 
 
 def equal_curves(made: Sequence[Chart]) -> str:
-    """A sentence that names curves which cover each other."""
+    """A sentence that names identical curves, which cover each other."""
     alike: dict[str, list[str]] = {}
     for one in made:
         if one["points"]:
@@ -124,7 +124,7 @@ def equal_curves(made: Sequence[Chart]) -> str:
 
 
 def _looks(groups: Sequence[Group]) -> dict[str, tuple[str, str]]:
-    """Colour and stroke of each group: strategies give the colour and all else the stroke, if that fits."""
+    """Colour and stroke of each group: the strategy sets the colour, other settings the stroke, if enough."""
 
     def split(group: Group) -> tuple[str, str]:
         named = {key: group.settings[key] for key in group.named_by if key in group.settings}
@@ -179,7 +179,7 @@ def _mean_curve(group: Group, key: str, colour: str, stroke: str) -> Chart:
 
 
 def _megabytes(group: Group) -> dict[int, float]:
-    """Mean over the seeds of what had been sent by the end of each round."""
+    """Mean over the seeds of the bytes sent by the end of each round."""
     runs = [
         list(accumulate((row.get("bytes_up") or 0) + cold_bytes_down(row) for row in run.rows))
         for run in group.runs
@@ -195,7 +195,7 @@ def _virtual(group: Group) -> dict[int, float]:
 
 
 def _epsilons(group: Group) -> dict[int, float]:
-    """Mean over the seeds of the largest that a client had spent by then."""
+    """Mean over the seeds of the largest epsilon that a client had spent by the end of each round."""
     return {
         place: fmean(by_seed)
         for place, by_seed in _by_round(group, lambda row: row.get("epsilon_max")).items()
@@ -243,7 +243,7 @@ def _dots(comparison: Comparison, looks: dict[str, tuple[str, str]]) -> Chart:
 
 
 def _title(comparison: Comparison) -> str:
-    """ "fedavg, fedprox on digits with vit_tiny", as far as that is the same for all runs."""
+    """ "fedavg, fedprox on digits with vit_tiny", as far as all runs agree."""
     runs = [run for group in comparison.groups for run in group.runs]
 
     def names(part: str) -> str:
@@ -292,7 +292,7 @@ def _scores(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def _who(groups: Sequence[Group], name: str, mean: float) -> str:
-    """The groups that have it, all of them: of two that are equal none has won."""
+    """All groups with this value: ties have no winner."""
     names = [group.label for group in groups if group.spreads[name].mean == mean]
     if len(names) == 1:
         return names[0]

@@ -1,4 +1,4 @@
-"""Which runs belong together: everything but the seed is the same; and what distinguishes the groups."""
+"""Groups runs that differ only in the seed, and finds what distinguishes the groups."""
 
 import json
 import shlex
@@ -7,14 +7,14 @@ from typing import Any
 
 from fedfrozen_app.core.formatting import flatten
 
-# Seed, name, folder and tracking are not part of what a run tried.
+# Seed, name, folder and tracking are not part of the experiment.
 NOT_SETTINGS = ("seed", "run_id", "output_dir", "overwrite", "track", "debug")
-# Groups whose files set keys of any section.
+# Configuration groups whose files may set keys of any section.
 WHOLE_FILES = ("experiment", "debug")
-SHOWN_DIGITS = 8  # of a content
+SHOWN_DIGITS = 8  # of a content digest
 SHOWN = 28  # characters of a value in a label
 Settings = dict[str, Any]
-Words = dict[str, str]  # what a run's command sets, by key
+Words = dict[str, str]  # the overrides of a run's command, by key
 
 
 def settings_of(summary: Mapping[str, Any]) -> Settings:
@@ -33,7 +33,7 @@ def is_setting(key: str) -> bool:
 
 
 def key_of(summary: Mapping[str, Any]) -> str:
-    """The same text for runs that differ in nothing but the seed."""
+    """A key that is equal for runs that differ only in the seed."""
     return json.dumps(settings_of(summary), sort_keys=True)
 
 
@@ -58,7 +58,7 @@ def differing_keys(settings: Sequence[Settings]) -> list[str]:
 
 
 def words_of(summary: Mapping[str, Any]) -> Words | None:
-    """What the run's command sets; None where it is not known."""
+    """The overrides of the run's command; None if unknown."""
     try:
         words = [word.lstrip("+~").partition("=") for word in shlex.split(summary["command"])[1:]]
     except (KeyError, ValueError, AttributeError, TypeError):
@@ -67,7 +67,7 @@ def words_of(summary: Mapping[str, Any]) -> Words | None:
 
 
 def was_chosen(key: str, one: Words | None, other: Words | None) -> bool:
-    """Whether two runs differ in `key` because their commands say so, and not because a method brings it."""
+    """Whether two runs differ in `key` by their commands, and not because a method's file sets it."""
     if one is None or other is None:
         return True
     words = {*one, *other}
@@ -78,8 +78,8 @@ def was_chosen(key: str, one: Words | None, other: Words | None) -> bool:
 def label_keys(
     settings: Sequence[Settings], differing: Sequence[str], words: Sequence[Words | None]
 ) -> list[str]:
-    """The keys that name a group: those that people varied. Of what methods bring, only what is needed to
-    distinguish groups."""
+    """The keys that name a group: those that the user varied, and of the keys that methods set only those
+    needed to distinguish groups."""
     named = {key for found in words if found is not None for key in found}
     known = all(found is not None for found in words) and not named.intersection(WHOLE_FILES)
 
@@ -100,13 +100,13 @@ def _distinguished(settings: Sequence[Settings], keys: Sequence[str]) -> int:
 
 
 def labels(settings: Sequence[Settings], keys: Sequence[str]) -> list[str]:
-    """One for each group; long values are cut, unless two groups would then look alike."""
+    """One label per group; long values are cut, unless two labels would then be equal."""
     short = [label(flat, keys, SHOWN) for flat in settings]
     return short if len(set(short)) == len(short) else [label(flat, keys) for flat in settings]
 
 
 def label(settings: Settings, keys: Sequence[str], most: int | None = None) -> str:
-    """ "fedprox alpha=0.1": names alone, other keys by their last part where that is clear."""
+    """ "fedprox alpha=0.1": groups by name, other keys by their last part where that is unambiguous."""
     if not keys:
         return str(settings.get("strategy.name", "all runs"))
     parts = []
@@ -126,7 +126,7 @@ def shown_value(value: Any, most: int | None = None) -> str:
 
 
 def sorting(settings: Settings, differing: Sequence[str]) -> list[tuple[float, str]]:
-    """Settings first and strategies last, so that what is to be compared is together."""
+    """Sort key: settings first and strategies last, so that compared groups are adjacent."""
     keys = [key for key in differing if not key.startswith("strategy.")]
     keys += [key for key in differing if key.startswith("strategy.")]
     values = (settings.get(key) for key in keys)

@@ -1,4 +1,4 @@
-"""What a comparison is made of: plain data for the terminal, the files and the page alike."""
+"""The data model of a comparison: plain data for terminal, files and page."""
 
 import math
 from dataclasses import dataclass, field
@@ -18,9 +18,9 @@ class Run:
     seed: int
     summary: dict[str, Any]  # summary.json
     rows: list[Row]  # metrics.jsonl, round 0 first
-    metrics: dict[str, float]  # by the keys of METRICS; what the run does not report is absent
+    metrics: dict[str, float]  # by the keys of METRICS; absent if not reported
     reached: bool = True  # whether its test metric reached the target within the horizon
-    baselines: dict[str, float] = field(default_factory=dict)  # by name, what `fedfrozen baselines` found
+    baselines: dict[str, float] = field(default_factory=dict)  # results of `fedfrozen baselines`, by name
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Test:
     seeds: list[int]
     difference: float  # mean of group - baseline
     effect: float | None = None  # that over the standard deviation of the differences (Cohen's d_z)
-    t: float | None = None  # p of the paired t test; None: too few seeds for a test to mean something
+    t: float | None = None  # p of the paired t test; None: too few seeds
     wilcoxon: float | None = None  # p of the signed-rank test
     t_holm: float | None = None  # the same, corrected for the number of groups tested
     wilcoxon_holm: float | None = None
-    beside: list[str] = field(default_factory=list)  # what else differs, because the method brings it
+    beside: list[str] = field(default_factory=list)  # other differences, set by the method's file
     verdict: str = ""  # "better" | "worse" | "no difference shown" | "too few seeds"
 
 
@@ -55,25 +55,25 @@ class Group:
     """Runs that differ in nothing but the seed."""
 
     label: str  # short and unique: "fedprox, partition.alpha=0.1"
-    settings: dict[str, Any]  # dotted key -> value, of the keys in which the groups differ
-    named_by: list[str]  # of these, the keys in the label
-    words: dict[str, str] | None  # what the command of its first run sets; None: not known
+    settings: dict[str, Any]  # dotted key -> value, for the keys in which groups differ
+    named_by: list[str]  # those of the keys that are in the label
+    words: dict[str, str] | None  # overrides of its first run's command; None: unknown
     runs: list[Run]  # by seed
     spreads: dict[str, Spread]  # by the keys of METRICS
-    test: Test | None = None  # None for a baseline, and where there is none to test against
+    test: Test | None = None  # None for a baseline, or without one
 
 
 @dataclass(frozen=True)
 class Comparison:
-    metric: str  # such as "accuracy": what test_*, final_test_* ... are
-    tested: str  # the metric that the tests are about, a key of METRICS
+    metric: str  # such as "accuracy": the metric of test_*, final_test_* ...
+    tested: str  # the tested metric, a key of METRICS
     target: float | None  # of *_to_target
-    horizon: int  # the last round that every run had a chance to train
+    horizon: int  # the last round that every run could have trained
     groups: list[Group]
-    baseline: dict[str, Any] = field(default_factory=dict)  # the settings that make a group a baseline
+    baseline: dict[str, Any] = field(default_factory=dict)  # the settings that define a baseline
     common: dict[str, Any] = field(default_factory=dict)  # dotted keys on which all runs agree
     left_out: list[tuple[Path, str]] = field(default_factory=list)  # folder, reason
-    notes: list[str] = field(default_factory=list)  # sentences that a reader must know
+    notes: list[str] = field(default_factory=list)  # sentences for the reader
 
 
 # name -> the heading of its column. Accuracies are fractions, bytes are summed over all clients. "selected"
@@ -93,7 +93,7 @@ METRICS = {
     "virtual_seconds": "virtual time",
     "seconds": "seconds",
 }
-IN_SHARES = ("accuracy", "f1", "c_index")  # what test_* may be and lies between 0 and 1
+IN_SHARES = ("accuracy", "f1", "c_index")  # metrics of test_* that lie between 0 and 1
 SHARES = ("final", "selected", "best", "std_last_10", "best_minus_final", "worst_client")
 
 

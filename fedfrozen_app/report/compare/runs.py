@@ -21,7 +21,7 @@ COMPLETE = ("completed", STOPPED_EARLY)
 
 
 def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[tuple[Path, str]]]:
-    """The finished runs, and why others are left out: one damaged file stops no comparison."""
+    """The finished runs, and the reasons for leaving out others: one damaged file stops no comparison."""
     kept: dict[tuple[str, int], Run] = {}
     left_out: list[tuple[Path, str]] = []
     for folder in run_folders(folders):
@@ -31,7 +31,7 @@ def read_runs(folders: Iterable[Path]) -> tuple[list[Run], list[tuple[Path, str]
             continue
         key = (key_of(run.summary), run.seed)
         if key in kept:
-            # Counting one seed twice would make every test too sure of itself.
+            # Counting one seed twice would make every test overconfident.
             left_out.append((folder, f"the same settings and seed as {kept[key].folder}"))
             continue
         kept[key] = run
@@ -69,7 +69,7 @@ def _reason(folder: Path) -> str:
 
 
 def metrics_of(summary: Mapping[str, Any], rows: Sequence[Row], metric: str) -> dict[str, float]:
-    """One run's metrics, by the keys of METRICS; those that it lacks are absent."""
+    """One run's metrics, by the keys of METRICS; missing ones are absent."""
     stability = summary.get("stability") or {} if is_long(rows, metric) else {}
     found: dict[str, Any] = {
         "final": summary.get(f"final_test_{metric}"),
@@ -87,7 +87,7 @@ def metrics_of(summary: Mapping[str, Any], rows: Sequence[Row], metric: str) -> 
 
 
 def worst_client(rows: Sequence[Row]) -> float | None:
-    """The lowest accuracy of a client on its own held-out rows, each as of its latest round."""
+    """The lowest accuracy of any client on its own held-out rows, each from its latest round."""
     latest: dict[str, float] = {}
     for row in rows:
         latest |= (row.get("by_client") or {}).get("client_val_after") or {}
@@ -95,8 +95,8 @@ def worst_client(rows: Sequence[Row]) -> float | None:
 
 
 def with_target(run: Run, metric: str, target: float, horizon: int) -> Run:
-    """The run with its rounds, bytes and virtual time to the target. One that does not reach it counts
-    with the whole horizon, and with what it sent until then: without it, luck would be praised."""
+    """The run with its rounds, bytes and virtual time to the target. A run that does not reach the target
+    counts with the whole horizon and the bytes sent until then: leaving it out would favour lucky runs."""
     last, reached, sent, virtual = horizon, False, 0, 0.0
     for row in run.rows:
         if row["round"] > horizon:
@@ -113,7 +113,7 @@ def with_target(run: Run, metric: str, target: float, horizon: int) -> Run:
 
 
 def horizon_of(runs: Iterable[Run]) -> int:
-    """The last round that every run had a chance to train: one that stopped early had all that it was
+    """The last round that every run could have trained: for one that stopped early, all that it was
     allowed."""
     last: list[int] = []
     for run in runs:

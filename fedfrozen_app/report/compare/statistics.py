@@ -1,4 +1,4 @@
-"""The statistics of a comparison, on plain numbers: scipy's tests and intervals, Holm's correction."""
+"""The statistics of a comparison: SciPy's tests and intervals, and Holm's correction."""
 
 import math
 import statistics
@@ -10,14 +10,14 @@ from fedfrozen_app.report.compare.model import Spread, Test
 
 CONFIDENCE = 0.95
 ALPHA = 0.05
-MIN_SEEDS = 5  # below, a t test rests on its assumption alone
+MIN_SEEDS = 5  # with fewer, a t test depends entirely on its normality assumption
 
 
 def spread(values: Mapping[int, float], within: tuple[float, float] = (-math.inf, math.inf)) -> Spread:
-    """Mean, standard deviation and Student's interval of the mean, over seeds; the interval is cut at the
-    ends of the metric's range, where no mean can be.
+    """Mean, standard deviation and Student's interval of the mean, over seeds; the interval is clipped to the
+    metric's range.
 
-    A bootstrap draws from the few seeds there are and is too narrow: with three it covers 75 of 100.
+    A bootstrap over few seeds is too narrow: with three its 95 % interval covers 75 of 100.
     """
     numbers = list(values.values())
     mean = statistics.fmean(numbers)
@@ -37,13 +37,13 @@ def paired(group: Mapping[int, float], baseline: Mapping[int, float], name: str)
     if len(seeds) < MIN_SEEDS:
         return Test(name, seeds, mean, verdict="too few seeds")
     if not any(differences):
-        # 0/0 to both tests: equal runs are no evidence of a difference.
+        # Both tests would be 0/0: equal runs are no evidence of a difference.
         return Test(name, seeds, mean, effect=0.0, t=1.0, wilcoxon=1.0)
     deviation = statistics.stdev(differences)
     effect = mean / deviation if deviation else math.copysign(math.inf, mean)
     ours, theirs = [group[seed] for seed in seeds], [baseline[seed] for seed in seeds]
     wilcoxon = stats.wilcoxon(ours, theirs).pvalue
-    # Differences without any spread make t's p zero, which five seeds never prove: their signs count.
+    # Identical differences would make t's p zero, which five seeds cannot prove: use their signs.
     t = stats.ttest_rel(ours, theirs).pvalue if deviation else wilcoxon
     return Test(name, seeds, mean, effect=effect, t=float(t), wilcoxon=float(wilcoxon))
 
@@ -60,7 +60,7 @@ def holm(pvalues: Sequence[float]) -> list[float]:
 
 
 def smallest_wilcoxon(seeds: int, comparisons: int) -> float:
-    """The smallest corrected p that the signed-rank test can give, whatever the data: 2 of 2ⁿ signs."""
+    """The smallest corrected p that the signed-rank test can give for any data: 2 of 2ⁿ sign patterns."""
     return min(1.0, comparisons * 2.0 / 2**seeds)
 
 

@@ -19,7 +19,7 @@ from fedfrozen_app.report.console import human_bytes, human_seconds
 
 ALSO = "also differs"
 NOTHING = "–"
-# name -> how its numbers are written
+# name -> formatter of its numbers
 WRITTEN: dict[str, Callable[[float], str]] = {
     "bytes_up": human_bytes,
     "bytes_down": human_bytes,
@@ -45,7 +45,7 @@ class Sheet:
 
 
 def sheets(comparison: Comparison) -> list[Sheet]:
-    """What people read: quality, stability, cost, and the tests where there are any."""
+    """The printed tables: quality, stability, cost, and the tests if there are any."""
     found = [
         _metrics_sheet(comparison, "Quality", QUALITY),
         _metrics_sheet(comparison, "Stability", STABILITY),
@@ -74,7 +74,7 @@ def _metrics_sheet(comparison: Comparison, title: str, names: Sequence[str]) -> 
 
 
 def _baselines_sheet(comparison: Comparison) -> list[Sheet]:
-    """What `fedfrozen baselines` found beside the runs, one row for each baseline of each group."""
+    """The results of `fedfrozen baselines`, one row per baseline and group."""
     rows = []
     for group in comparison.groups:
         for name in dict.fromkeys(name for run in group.runs for name in run.baselines):
@@ -132,7 +132,7 @@ def _tests_sheet(comparison: Comparison) -> Sheet:
 
 
 def _also(beside: Sequence[str]) -> str:
-    """The sections in which a method brings settings of its own: "client (5 settings)"."""
+    """The sections in which a method's file sets keys: "client (5 settings)"."""
     sections = Counter(text.partition("=")[0].partition(".")[0] for text in beside)
     return ", ".join(f"{name} ({counted(count, 'setting')})" for name, count in sections.items()) or NOTHING
 
@@ -167,7 +167,7 @@ def to_terminal(comparison: Comparison) -> list[Table]:
 
 
 def footnotes(comparison: Comparison) -> list[str]:
-    """What must be printed below the tables, wherever they go."""
+    """Notes to print below the tables, in every format."""
     notes = [
         "Mean ± standard deviation over seeds; Student interval of the mean of the final metric, cut at 0 "
         "and 1. Selected: the round with the best validation accuracy."
