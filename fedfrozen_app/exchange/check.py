@@ -26,7 +26,7 @@ def problem_of(
     Finiteness is checked where the values are read anyway (`RunningMean.add`).
     """
     if reply.request != request.digest:
-        return "answers another order than this round's"
+        return "answers another request than this round's"
     if request.choosing:
         return problem_of_choice(reply, request, roles)
     declared = declared_metrics(request) if declared is None else declared

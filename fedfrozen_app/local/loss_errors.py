@@ -66,10 +66,7 @@ def checked_finish(
 
 
 class LossErrors:
-    """Turn errors about a nested gradient, a tensor branch or an undeclared namespace into a sentence.
-
-    Every step enters it: a generator with `contextmanager` would take several times as long.
-    """
+    """Turn errors about a nested gradient, a tensor branch or an undeclared namespace into a sentence."""
 
     def __init__(self, method: Algorithm) -> None:
         self._method = method
@@ -78,6 +75,12 @@ class LossErrors:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.explain(error)
+
+    def explain(self, error: BaseException) -> None:
+        """Raise the sentence for this error, if there is one. For a loop that calls it in every step, `try`
+        and this method cost nothing where no error occurs."""
         method = self._method
         if isinstance(error, KeyError):
             key = error.args[0] if error.args else None

@@ -188,21 +188,22 @@ def _phase_steps(
             losses.append(torch.stack([own, loss.detach() - own]))
         for value in trained.values():
             value.grad = None
-        with errors:  # a gradient inside the loss may fail only here
+        try:
             loss.backward()
-        apply_gradients(optimizer, trained, config.client.clip)
+        except (KeyError, RuntimeError) as error:  # a gradient inside the loss may fail only here
+            errors.explain(error)
+            raise
+        if config.client.clip is not None:
+            clip_gradients(trained, config.client.clip)
+        optimizer.step()
     for value in trained.values():
         value.grad = None  # its memory is the next client's
         value.requires_grad_(False)
     return losses
 
 
-def apply_gradients(
-    optimizer: Optimizer | OwnStep, trained: Mapping[str, Tensor], clip: float | None
-) -> None:
-    """Clip the gradients of the trained arrays, then take one optimiser step. Each namespace is clipped on
-    its own: what trains besides the parameters does not shorten their step."""
-    if clip is not None:
-        for part in [parameters_in(trained), *by_namespace(trained).values()]:
-            torch.nn.utils.clip_grad_norm_(part.values(), clip)
-    optimizer.step()
+def clip_gradients(trained: Mapping[str, Tensor], clip: float) -> None:
+    """Clip the gradients of the trained arrays. Each namespace is clipped on its own: what trains besides the
+    parameters does not shorten their step."""
+    for part in [parameters_in(trained), *by_namespace(trained).values()]:
+        torch.nn.utils.clip_grad_norm_(part.values(), clip)

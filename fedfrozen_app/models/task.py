@@ -125,7 +125,7 @@ class Task:
     def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
         with self._autocast():
             found = self.call(parameters, self.prepare(batch.inputs)).to(self._scores)
-        return chunks_together(found, batch.inputs)
+        return chunks_together(found, batch.inputs) if "input_ids" in batch.inputs else found
 
     def output_without_batch(self, parameters: Parameters, **flags: bool) -> Tensor:
         """The model's output for flags alone, without any row, where it has such an output."""
