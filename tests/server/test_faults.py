@@ -71,7 +71,7 @@ def with_nothing(message, reply):
         pytest.param(with_missing_name, "lacks", marks=pytest.mark.slow),
         (with_extra_name, "intruder"),
         pytest.param(with_torn_array, "3 bytes for the shape", marks=pytest.mark.slow),
-        (for_another_order, "another order"),
+        (for_another_order, "another request"),
         pytest.param(without_examples, "claims 0 examples", marks=pytest.mark.slow),
         (unchanged_with_endless_examples, "claims 1e+300 examples"),
         pytest.param(with_a_huge_figure, "train_loss, which is too large", marks=pytest.mark.slow),

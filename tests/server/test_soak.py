@@ -49,7 +49,7 @@ FAULTS = {
     not_finite: "not finite",
     with_torn_array: "bytes for the shape",
     with_missing_name: "lacks",
-    for_another_order: "another order",
+    for_another_order: "another request",
     poison: "far out",
 }
 

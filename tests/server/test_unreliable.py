@@ -172,7 +172,7 @@ def test_a_reply_to_an_earlier_round_is_set_aside(tmp_path):
 
     found, _ = run(tmp_path, Behind)
     assert [row["clients_ok"] for row in found.rows[1:]] == [3, 2, 3]
-    assert "answers another order" in found.rows[2]["failures"][0]
+    assert "answers another request" in found.rows[2]["failures"][0]
 
 
 @pytest.mark.slow
