@@ -11,8 +11,7 @@ from fedfrozen_app.models.task import Batch, Parameters, Task
 
 @dataclass(frozen=True)
 class APFL(Algorithm):
-    """FedAvg's loss plus that of the mixture. α is one number for the whole model, stored once per parameter
-    name."""
+    """FedAvg's loss plus that of the mixture. α is one number for the model, stored with every name."""
 
     alpha: float
     learn_alpha: bool = True

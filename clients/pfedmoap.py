@@ -23,8 +23,7 @@ from fedfrozen_app.core.errors import UserError
 
 
 class ExpertPrompts(PromptSet):
-    """The client's own context and those of other clients, (1, tokens, width) each; the latter start as
-    absent."""
+    """The client's own context and those of others, (1, tokens, width) each; the latter start as absent."""
 
     def __init__(self, design: Any, depth: int, tokens: int, width: int) -> None:
         super().__init__(design, depth, tokens, width)
