@@ -84,7 +84,7 @@ class Algorithm:
 
     def start(self, model: Parameters, own: ByNamespace) -> ByNamespace:
         """The client's own arrays for this round's trained names, `model`; `own`: those that it has kept.
-        
+
         By default, arrays that it has not kept start at zero.
         """
         return {

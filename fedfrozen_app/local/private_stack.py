@@ -82,9 +82,7 @@ def take_steps(due: Sequence[DueSteps]) -> list[Trained]:
         most = clients_at_once([trainings[number] for number in members])
         for first in range(0, len(members), most):
             block = members[first : first + most]
-            again = len(block) == len(
-                trainings
-            )  # clients that train in between would wait for their noise
+            again = len(block) == len(trainings)  # clients that train in between would wait for their noise
             done = together([trainings[number] for number in block], most, again=again)
             found |= dict(zip(block, done, strict=True))
     for number, training in enumerate(trainings):

@@ -94,7 +94,7 @@ class Step:
         worker: "Worker | None" = None,
     ) -> None:
         """Begin a round with all slots free. `from_server`: the arrays of the train request.
-        
+
         If runs share the step, `run` starts from the model that its own worker has loaded.
         """
         self._done = 0
@@ -122,7 +122,7 @@ class Step:
 
     def admit(self, slots: Sequence[int], starts: Sequence[Tensor], held: Sequence[Tensor] = ()) -> None:
         """Put clients that start from these rows into these slots, with a fresh optimiser.
-        
+
         In place: a captured step continues to use the same tensors.
         """
         arrays = self.arrays
