@@ -22,7 +22,7 @@ Layers = tuple[int, ...]
 
 def groups_of(choices: Mapping[str, Layers], fewest: int) -> dict[Layers, list[str]]:
     """The layers of each group, and its clients: at least `fewest` if the cohort has that many.
-    
+
     Clients with the same choice form a group. The clients of all smaller groups together take the layers that
     most of them chose; if even these are too few, each joins the group whose layers have most in common with
     its own, the smallest one in a tie.

@@ -218,7 +218,7 @@ class WorkersAlive:
 @dataclass
 class SomebodyTakesPart:
     """Ends a run in which no client takes part: all have refused or failed, twice in a row.
-    
+
     Each such round sends the model to all of them for nothing. One round is not enough: a site's disk may be
     full temporarily. A client that did not answer in time may come back: membership waits for it.
     """

@@ -45,8 +45,7 @@ class LiveRound(PacedRound):
         return []
 
     def _resume(self) -> None:
-        """In the first round of a resumed run: restore interrupted requests and the names of clients asked
-        since."""
+        """In the first round of a resumed run: restore interrupted requests and the list of clients asked."""
         strategy, connection = self.strategy, self.strategy.federation.connection
         if self.pacing.asked is not None:
             self._flights.owed = self.pacing.asked.read(self.number)
