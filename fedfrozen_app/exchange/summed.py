@@ -63,8 +63,7 @@ class SummedPart:
 
 
 class SummedReply(Mapping[str, Tensor]):
-    """One client's reply in such a part: tensors with the names, shapes and types of its arrays, without
-    data."""
+    """One client's reply in such a part: names, shapes and types of its arrays, without data."""
 
     def __init__(self, part: SummedPart, number: int, specs: Sequence[Spec]) -> None:
         self.part, self.number, self.specs = part, number, specs

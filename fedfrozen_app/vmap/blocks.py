@@ -97,8 +97,7 @@ class Blocks:
                 self._config.use_cache = cache
 
     def compile_for(self, run: Callable[[], Any]) -> int:
-        """Compile all block calls of `run` within `used`, forward and backward; returns the number of new
-        graphs."""
+        """Compile all block calls of `run` within `used`, forward and backward; returns how many are new."""
         self._noted = {}
         try:
             run()
@@ -207,9 +206,7 @@ def _kind(block: nn.Module) -> Any:
 def _kind_of_part(part: nn.Module) -> Any:
     arrays = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
     shapes = tuple((name, tuple(value.shape), value.dtype) for name, value in arrays)
-    by_place = getattr(
-        part, "scale_attn_by_inverse_layer_idx", False
-    )  # of GPT-2: the layer index enters the computation
+    by_place = getattr(part, "scale_attn_by_inverse_layer_idx", False)  # of GPT-2
     own = {key: value for key, value in vars(part).items() if not key.startswith("_")}
     own = {key: value for key, value in own.items() if key not in ("training", "forward")}
     if not by_place:
@@ -219,8 +216,7 @@ def _kind_of_part(part: nn.Module) -> Any:
 
 
 def _identity(value: Any) -> Any:
-    """A key for an attribute that is not a module, array or plain value: the same object, or lists of equal
-    ones."""
+    """A key for an attribute other than modules, arrays and plain values: the object, or a list of keys."""
     return repr(value) if isinstance(value, (list, tuple, torch.Size)) else id(value)
 
 

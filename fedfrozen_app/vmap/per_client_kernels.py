@@ -35,7 +35,7 @@ class PerClientKernels:
         self._ours = [module for module in model.modules() if type(module) in WAYS and _fits(module)]
 
     def begin(self, *, traced: bool = False) -> "Future[None] | None":
-        """Compile the kernels in the background, which takes seconds without a cache. None if there are
+        """Compile the kernels in the background, which takes seconds without a cache; None if there are
         none."""
         kinds = frozenset(_kind(module) for module in self._ours if type(module) in _ways(traced))
         return (

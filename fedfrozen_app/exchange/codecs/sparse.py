@@ -83,8 +83,7 @@ class RandomK(Sparse):
         return self._filled(self._places(seed, count), data[SEED.itemsize :], count, dtype)
 
     def _places(self, seed: int, count: int) -> np.ndarray:
-        """The first places of a random permutation. The generator's raw output is the same in all NumPy
-        versions."""
+        """The first places of a random permutation. The raw output is the same in all NumPy versions."""
         words = np.random.Philox(key=seed).random_raw(count)
         return np.sort(np.argpartition(words, self.kept(count) - 1)[: self.kept(count)])
 
