@@ -1,1 +1,1 @@
-"""Client side: one file an algorithm, stating only its difference from plain training."""
+"""Client side: one file per algorithm, with only its difference from plain training."""

@@ -11,7 +11,7 @@ from fedfrozen_app.models.task import Batch, Parameters, Task
 
 @dataclass(frozen=True)
 class APFL(Algorithm):
-    """α is one number for the whole model; it is kept with each name, as every array is."""
+    """FedAvg's loss plus that of the mixture. α is one number for the model, stored with every name."""
 
     alpha: float
     learn_alpha: bool = True
@@ -19,7 +19,7 @@ class APFL(Algorithm):
     metric_names = ("alpha",)
 
     def start(self, model: Parameters, own: ByNamespace) -> ByNamespace:
-        """A client without a v of its own begins at the round's model, with the α of the request."""
+        """A client without a stored v starts from the round's model, with the request's α."""
         return {
             "v": {name: own.get("v", {}).get(name, value) for name, value in model.items()},
             "alpha": {
@@ -38,7 +38,7 @@ class APFL(Algorithm):
         )
 
     def adapt(self, gradient: Tensor, start: Start, rate: float) -> ByNamespace:
-        """α ← clip(α − η ⟨v − w, ∇f(v̄)⟩), once a round."""
+        """α ← clip(α − η ⟨v − w, ∇f(v̄)⟩), once per round."""
         alpha = (share(start.client_state) - rate * gradient).clamp(0, 1)
         return {"alpha": dict.fromkeys(start.client_state["alpha"], alpha)}
 

@@ -10,13 +10,13 @@ from fedfrozen_app.models.task import Batch, Parameters, Task
 
 @dataclass(frozen=True)
 class Ditto(Algorithm):
-    """v trains with w on the same batches; neither enters the other's gradient."""
+    """Train v together with w on the same batches; neither enters the other's gradient."""
 
     lam: float
     client_state, trainable_state = ("v",), ("v",)
 
     def start(self, model: Parameters, own: ByNamespace) -> ByNamespace:
-        """A client without a v of its own begins at the round's model; the paper leaves v₀ open."""
+        """A client without a stored v starts from the round's model; the paper leaves v₀ open."""
         return {"v": {name: own.get("v", {}).get(name, value) for name, value in model.items()}}
 
     def loss(self, parameters: Parameters, batch: Batch, task: Task, start: Start) -> Tensor:

@@ -1,4 +1,4 @@
-"""The plain client: its own task's loss, nothing else."""
+"""FedAvg's client: the task's loss alone."""
 
 from fedfrozen_app.local.algorithm import Algorithm
 

@@ -2,7 +2,7 @@
 
     min  fᵢ(w) − ⟨hᵢ, w⟩ + (α/2)‖w − w_t‖²        hᵢ ← hᵢ − α (wᵢ − w_t)
 
-hᵢ stays here and begins at zero. At the minimum it is ∇fᵢ(wᵢ), with any optimiser that finds it.
+hᵢ is kept by the client and starts at zero. At the minimum it is ∇fᵢ(wᵢ), with any optimiser that finds it.
 """
 
 from dataclasses import dataclass

@@ -19,7 +19,7 @@ STEPS = "accumulated_steps"  # the metric in which aᵢ is sent
 
 
 def accumulated(steps: Tensor, momentum: float) -> Tensor:
-    """How many gradients' worth so many steps with this momentum move a model."""
+    """aᵢ: the accumulated weight of the gradients of `steps` steps with this momentum."""
     if momentum == 1:
         return steps * (steps + 1) / 2
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

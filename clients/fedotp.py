@@ -7,7 +7,7 @@ it (Benamou et al. 2015): with K = exp(−(1 − S)/ε), T = diag(u) K diag(v), 
 
     u = min(a / Kv, 1)        v = b / Kᵀu
 
-It has no branch and a fixed number of steps, so that it runs stacked and recorded.
+It has no branch and a fixed number of iterations, so it runs under `vmap` and in CUDA graphs.
 """
 
 import torch
@@ -18,7 +18,7 @@ from fedfrozen_app.adapters.prompts import PromptedDual, full_precision
 
 
 def partial_plan(similarity: Tensor, mass: float, epsilon: float, iterations: int) -> Tensor:
-    """(..., patches, texts), the same shape as the similarity; no gradient."""
+    """The transport plan, (..., patches, texts), of the similarity's shape; no gradient flows through it."""
     kernel = ((similarity.detach() - 1) / epsilon).exp()
     patches, texts = kernel.shape[-2:]
     from_each, to_each = 1 / patches, mass / texts
@@ -44,7 +44,7 @@ class TransportDual(PromptedDual):
         return functional.normalize(self.backbone.patches(pixel_values), dim=-1)
 
     def _encode_texts(self) -> Tensor:
-        """(contexts, classes, width): the global one's, and where it is known the local one's."""
+        """(contexts, classes, width): of the global context and, where there is one, of the local context."""
         with full_precision(self.backbone.scale()):
             known = ("global",) if self._only_global else self.design.levels
             prompts = [getattr(self.prompts["text"], level)[0] for level in known]

@@ -2,8 +2,8 @@
 
     m ← β m + ∇fᵢ(w)        w ← w − η m
 
-m begins at zero, and stays here between rounds; `client.momentum` begins at zero in every round. The paper's
-clients also average m, which here never leaves them.
+m starts at zero and is kept by the client between rounds; `client.momentum` starts at zero in every round.
+The paper also averages m over clients; here it never leaves the client.
 """
 
 from dataclasses import dataclass

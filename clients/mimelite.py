@@ -2,8 +2,8 @@
 
     y ← y − η ((1 − β) ∇fᵢ(y) + β m)
 
-m comes with the request, and is the same in all steps of the round. ∇fᵢ(x), of all rows at the round's model
-x, is sent back.
+The request contains m, which is fixed during the round. The client sends back ∇fᵢ(x), the full-batch gradient
+at the round's model x.
 """
 
 from dataclasses import dataclass

@@ -3,9 +3,9 @@
     fᵢ(w) + μ · mean −log( exp(cos(z, z_global)/τ) / (exp(cos(z, z_global)/τ) + exp(cos(z, z_previous)/τ)) )
     = fᵢ(w) + μ · mean log(1 + exp((cos(z, z_previous) − cos(z, z_global))/τ))
 
-z is what the head reads of a row: here, in the round's global model, and in the model that this client had
-at the end of its last round, which stays here. In its first round there is none: the global one is used,
-and the term is the constant μ log 2, which pulls nowhere.
+z is the head's input for a row: from the model in training, from the round's global model, and from this
+client's model at the end of its last round, which the client keeps. In its first round the global model
+stands in for the latter, and the term is the constant μ log 2, without a gradient.
 """
 
 from dataclasses import dataclass

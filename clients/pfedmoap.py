@@ -2,14 +2,14 @@
 
 For an image x and a class with the texts t₀ (by the client's own context) and t₁ … t_K (by its experts'):
 
-    a_k   = softmax over k of (W_Q x')·(W_K t'_k)/√d, head by head, over those experts that the client has
+    a_k   = softmax over k of (W_Q x')·(W_K t'_k)/√d, head by head, over the experts that the client has
     mixed = W_O Σ_k a_k W_V t'_k
 
     score = exp(s) (λ ⟨x, t₀⟩ + ⟨x', mixed⟩), and exp(s) ⟨x, t₀⟩ for a client without experts
 
-x' and t' are every n-th number of a feature. The experts' texts have no gradient. An expert that the client
-does not have is all zeros, which no learned context is: whether it is there needs no branch, and so clients
-with few experts and with many train in one stacked step.
+x' and t' are every n-th number of a feature. The experts' texts have no gradient. A missing expert is all
+zeros, which no learned context is. So no branch is needed, and clients with different numbers of experts
+train in one stacked step.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from fedfrozen_app.core.errors import UserError
 
 
 class ExpertPrompts(PromptSet):
-    """The client's own context, and those of others, (1, tokens, width) each; these begin absent."""
+    """The client's own context and those of others, (1, tokens, width) each; the latter start as absent."""
 
     def __init__(self, design: Any, depth: int, tokens: int, width: int) -> None:
         super().__init__(design, depth, tokens, width)
@@ -87,7 +87,7 @@ class GatedDual(PromptedDual):
         return torch.where(given.any(), gated, alone)
 
     def _encode_texts(self) -> Tensor:
-        """(1 + K, classes, width): by the client's own context, and where these are known by the experts'."""
+        """(1 + K, classes, width): from the client's own context, then from those experts' that it has."""
         with full_precision(self.backbone.scale()):
             own = self.prompts["text"](self.design, None, self._only_global)  # (1, tokens, width)
             if not self._only_global:

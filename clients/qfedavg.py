@@ -2,8 +2,8 @@
 
     Δ = L (w − wᵢ)        hᵢ = q F^(q − 1) ‖Δ‖² + L F^q
 
-F is the loss of the round's model w on the client's rows. In place of wᵢ it sends w − F^q Δ/L, and hᵢ/L with
-it: L cancels in the server's step, and updates keep the size of a model's.
+F is the loss of the round's model w on the client's rows. In place of wᵢ the client sends w − F^q Δ/L and
+hᵢ/L: L cancels in the server's step, and updates keep their usual size.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from fedfrozen_app.local.algorithm import Algorithm, Finished, Start, squared_di
 from fedfrozen_app.models.task import Parameters
 
 H = "qfedavg_h"  # the metric in which hᵢ/L is sent
-LEAST = 1e-10  # of a loss: F^(q − 1) has no value at zero
+LEAST = 1e-10  # lower bound of a loss: F^(q − 1) is undefined at zero
 
 
 @dataclass(frozen=True)

@@ -22,20 +22,20 @@ from fedfrozen_app.models.task import Batch
 if TYPE_CHECKING:
     from fedfrozen_app.local.worker import Worker
 
-SHARE, LEAST = 0.1, 8  # a tenth of a client's rows is profiled, and no fewer than eight where it has them
+SHARE, LEAST = 0.1, 8  # profile a tenth of a client's rows, at least eight if it has them
 
 
 @dataclass(frozen=True)
 class Profiled(Choice):
-    """A rule that reads some of a client's rows; all rules have the same settings."""
+    """Base of the rules that profile a subset of the client's rows; all rules have the same settings."""
 
-    tokens: Tokens | None = None  # what attention is measured to; None: by model and task
+    tokens: Tokens | None = None  # tokens to which attention is measured; None: chosen by model and task
 
     def rows_to_score(self, count: int) -> int:
         return min(self.examples, max(round(SHARE * count), LEAST), count)
 
     def metrics(self, scores: Tensor) -> dict[str, float]:
-        """The layers' means; by head they are this client's alone."""
+        """Mean score of each layer; scores per head never leave the client."""
         return {f"layer_score_{layer}": score for layer, score in enumerate(scores.mean(dim=1).tolist())}
 
 
@@ -76,10 +76,10 @@ class ByAttention(Profiled):
 
 @dataclass(frozen=True)
 class ByGradient(Profiled):
-    """A baseline: the layers whose weights the loss pulls at most, ‖∂loss/∂θ_l‖ over the rows together."""
+    """A baseline: the layers with the largest gradient norm, ‖∂loss/∂θ_l‖ over all rows together."""
 
     def check(self, worker: "Worker") -> None:
-        """Only private choices ask: what one row adds to the norm of a sum is not bounded."""
+        """Called for private choices only: one row's effect on the norm of a sum is not bounded."""
         raise UserError(
             "strategy.select=gradient scores all rows together, and privacy needs a score of each: choose "
             "strategy.select=attention, or privacy.selection=public."
@@ -104,7 +104,7 @@ class ByGradient(Profiled):
 
 @dataclass(frozen=True)
 class AtRandom(Choice):
-    """The baseline: K layers drawn in every round."""
+    """The baseline: K random layers in every round."""
 
     tokens: Tokens | None = None  # sent to both rules; this one ignores it
     looks_at_data: ClassVar[bool] = False

@@ -2,9 +2,9 @@
 
     w ← w − η (∇fᵢ(w) + c − cᵢ)        cᵢ⁺ = cᵢ − c + (w_t − wᵢ)/(a η)
 
-c comes with the request, cᵢ stays here and begins at zero, cᵢ⁺ − cᵢ is sent back. The paper's steps have no
-momentum, and a = K. With momentum ρ the model moves by the accumulated weight a of its gradients
-(clients/fednova.py), so that cᵢ⁺ is still a mean of gradients, the early ones counting more.
+The request contains c; the client keeps cᵢ, which starts at zero, and sends back cᵢ⁺ − cᵢ. The paper's steps
+have no momentum, and a = K. With momentum ρ the model moves by the accumulated weight a of its gradients
+(clients/fednova.py), so that cᵢ⁺ is still a mean of gradients, with larger weights for the early ones.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """TERM's client: Li et al., Tilted Empirical Risk Minimization, arXiv 2007.01162.
 
-It trains as FedAvg's, and also sends Fᵢ, the loss of the round's model on its rows, by which it is weighted.
+It trains as in FedAvg, and also sends Fᵢ, the loss of the round's model on its rows, which sets its weight.
 """
 
 from typing import ClassVar

@@ -22,7 +22,8 @@ FAILED = "the site could not carry out the request; its own log says why"
 def keep_errors(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
-    """Flower sends an exception's text to the server. A site's may quote its data, so it stays in its log."""
+    """Keep exception texts in a site's own log: Flower would send them to the server, and they may quote
+    data."""
     try:
         return call_next(message, context)
     except Exception:  # of whatever kind: any text may quote the data
@@ -35,7 +36,7 @@ def keep_errors(
 def with_own_objects(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
-    """A simulated node knows the Python objects that its run was given; a site takes none."""
+    """Register the Python objects of a simulated node's run; a site accepts none."""
     if "site" not in context.node_config:
         take_over()
     return call_next(message, context)
@@ -46,7 +47,7 @@ app = ClientApp(mods=[keep_errors, with_own_objects])
 
 @app.query()
 def hello(message: Message, context: Context) -> Message:
-    """Who this node is. A site also lists what its disk holds; a simulated node starts with nothing."""
+    """This node's identity. A site also lists the arrays on its disk; a simulated node has none."""
     context.state["card"] = ConfigRecord({"json": str(message.content["hello"]["card"])})
     node = context.node_config
     if "site" in node:

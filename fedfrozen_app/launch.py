@@ -41,7 +41,7 @@ RUNTIMES = {
 
 
 def execute(job: Job) -> dict[str, Any]:
-    """Run in the chosen runtime, and show how it ended."""
+    """Run in the configured runtime, and show the result."""
     check_place(job)
     check_local(job.resolved_config, job.config.runtime.name)
     remember(job.resolved_config)
@@ -61,8 +61,8 @@ def execute(job: Job) -> dict[str, Any]:
 def execute_side_by_side(
     jobs: Sequence[Job], within: Callable[[Job], AbstractContextManager[Any]]
 ) -> list[BaseException | None]:
-    """The same for jobs of one shape, as many at a time as `runtime.stack_runs` allows: why each failed, or
-    None. `within` surrounds each of them."""
+    """The same for jobs of one shape, as many at a time as `runtime.stack_runs` allows; returns the reason
+    why each failed, or None. `within`: a context manager around each run."""
     for job in jobs:
         remember(job.resolved_config)
     pool = WorkerPool(load_corpus(jobs[0].config), 1)
@@ -108,7 +108,7 @@ def config_of_run(run: Path, summary: dict[str, Any], extra: list[str], *, trust
 def composed_of_run(
     run: Path, summary: dict[str, Any], extra: list[str], *, trusted: bool = False
 ) -> ComposedConfig:
-    """The same with what composes it."""
+    """The same with its overrides and plain values."""
     try:
         command, had = shlex.split(summary["command"]), dict(summary["config"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -117,8 +117,8 @@ def composed_of_run(
 
 
 def load_run(run: Path, extra: list[str], *, trusted: bool = False) -> Worker:
-    """The run's model and data, loaded. `trusted`: also data and models from elsewhere that only the folder
-    names (`outside.py`)."""
+    """The run's model and data, loaded. `trusted`: also external data and models that only the folder names
+    (`outside.py`)."""
     summary = finished(run)
     model, marks = read_arrays(run / "model.safetensors")
     if not manifest.is_recorded(run):
@@ -138,7 +138,7 @@ def load_run(run: Path, extra: list[str], *, trusted: bool = False) -> Worker:
 
 
 def check_place(job: Job) -> None:
-    """Whether the job can leave its results."""
+    """Check that the job can write its results."""
     check_installed(job.config.track)
     check_writable(job.folder)
 

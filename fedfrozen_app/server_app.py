@@ -1,4 +1,4 @@
-"""Flower's entry on the server: gather the nodes, then run the rounds as every other runtime does."""
+"""Flower's entry on the server: wait for the nodes, then run the rounds as in every other runtime."""
 
 import logging
 import shlex
@@ -85,7 +85,7 @@ def run(job: Job, grid: Grid, flower_run: int) -> None:
 
 
 def asking_of(job: Job, grid: Grid, flower_run: int) -> Callable[..., Asking]:
-    """For a census or a study, in place of a run: every node is asked what it counts."""
+    """Run a census or a study in place of a training run."""
     runtime = job.config.runtime
     least = runtime.min_nodes or job.config.num_clients or 2
 
@@ -122,7 +122,7 @@ def owned(job: Job, flower_run: int) -> Iterator[None]:
 
 
 def registered_sites(folder: Path) -> dict[int, str]:
-    """Names of nodes, as the server registered them when the run was submitted."""
+    """Names of nodes registered by the server when the run was submitted."""
     path = sites_file(folder)
     found = read_object(path) or {}
     try:
@@ -143,7 +143,7 @@ def last_states(row: Row) -> dict[str, str]:
 
 
 def open_connection(grid: Grid, job: Job, worker: Worker, flower_run: int) -> Connection:
-    """To the nodes of a run."""
+    """The connection to the nodes of a run."""
     config = job.config
     proposal = proposal_of(job, worker, flower_run)
     version = f"sources {own_sources()}"
@@ -171,7 +171,7 @@ def open_connection(grid: Grid, job: Job, worker: Worker, flower_run: int) -> Co
 
 
 def proposal_of(job: Job, worker: Worker, flower_run: int) -> Proposal | None:
-    """What sites are asked to take part in. They know the run by Flower's number if it has no run_id."""
+    """The proposal to sites. They identify the run by Flower's number if it has no run_id."""
     config = job.config
     try:
         roles = shared_roles(config, worker.exchanged, worker.roles)
@@ -192,7 +192,7 @@ def own_sources() -> str:
 
 
 def job_of(context: Context) -> Job:
-    """The job that Flower was given."""
+    """The job in Flower's run configuration."""
     settings = context.run_config
     overrides = shlex.split(str(settings["overrides"]))
     # The paths of this machine; a site reads the ones above alone.

@@ -1,1 +1,1 @@
-"""Server side: one file a strategy, stating only its difference from `fedfrozen_app.server.base`."""
+"""Server side: one file per strategy, with only its difference from `fedfrozen_app.server.base`."""

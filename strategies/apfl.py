@@ -2,9 +2,9 @@
 
     w    FedAvg's: trained, sent, averaged
     vᵢ   ← vᵢ − η α ∇fᵢ(v̄ᵢ)          v̄ᵢ = α vᵢ + (1 − α) wᵢ is the client's personal model
-    αᵢ   ← clip(αᵢ − η ⟨vᵢ − wᵢ, ∇fᵢ(v̄ᵢ)⟩, 0, 1)        once a round, on its first batch
+    αᵢ   ← clip(αᵢ − η ⟨vᵢ − wᵢ, ∇fᵢ(v̄ᵢ)⟩, 0, 1)        once per round, on its first batch
 
-vᵢ steps on the loss of the mixture, not on its own. vᵢ and αᵢ never leave the client. The shared model is
+vᵢ descends the mixture's loss, not its own. vᵢ and αᵢ never leave the client. The shared model is
 FedAvg's to the bit; with α = 0, not learned, the personal model is the global one.
 """
 
@@ -24,7 +24,7 @@ class Settings(base.Settings):
 
 
 class APFL(base.PlannedFedAvg):
-    """FedAvg, and a model of each client's own, mixed with the global one by a learned share."""
+    """FedAvg plus one personal model per client, mixed with the global one by a learned weight."""
 
     paper = "Deng et al. 2020, arXiv 2003.13461"
     Settings = Settings

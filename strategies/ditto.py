@@ -1,10 +1,10 @@
 """Ditto: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, arXiv 2012.04221.
 
     w   FedAvg's: trained, sent, averaged
-    vᵢ  ← vᵢ − η (∇fᵢ(vᵢ) + λ (vᵢ − w_t))        the client's own model, trained beside w and never sent
+    vᵢ  ← vᵢ − η (∇fᵢ(vᵢ) + λ (vᵢ − w_t))        the personal model, trained alongside w and never sent
 
-λ = 0 is local training beside FedAvg; a large λ keeps every vᵢ near the round's global model w_t. The shared
-model is FedAvg's to the bit, whatever λ (with dropout, within its draws).
+λ = 0 is local training alongside FedAvg; a large λ keeps every vᵢ near the round's global model w_t. The
+shared model is FedAvg's to the bit, whatever λ (with dropout, up to its random draws).
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Settings(base.Settings):
 
 
 class Ditto(base.PlannedFedAvg):
-    """FedAvg, and a model of each client's own, pulled towards the global one."""
+    """FedAvg plus one personal model per client, pulled towards the global one."""
 
     paper = "Li et al. 2021, arXiv 2012.04221"
     Settings = Settings

@@ -1,13 +1,13 @@
 """FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.
 
-w_{t+1} = Σᵢ (nᵢ/n) wᵢ        every parameter trains, travels and is averaged
+w_{t+1} = Σᵢ (nᵢ/n) wᵢ        every parameter is trained, sent and averaged
 """
 
 from fedfrozen_app.server.base import PlannedFedAvg
 
 
 class FedAvg(PlannedFedAvg):
-    """Everything trains, travels and is averaged, in every round."""
+    """Train, send and average every parameter in every round."""
 
     paper = "McMahan et al. 2017, arXiv 1602.05629"
     pacings = ("deadline", "buffered")

@@ -1,6 +1,6 @@
 """FedBABU: Oh et al., Towards Enhanced Representation for Federated Image Classification, arXiv 2106.06042.
 
-    θ_ext ← Σᵢ (nᵢ/n) θᵢ_ext          the body trains, travels and is averaged
+    θ_ext ← Σᵢ (nᵢ/n) θᵢ_ext          the body is trained, sent and averaged
     θ_cls                             the head keeps the values it was initialised with, on every client
     at the end                        each client fine-tunes the head on its own rows: its personal model
 
@@ -29,7 +29,7 @@ class Settings(base.Settings):
 
 
 class FedBABU(base.PlannedFedAvg):
-    """The body alone is trained and averaged under a fixed head, which clients fine-tune at the end."""
+    """Train and average the body alone under a fixed head, which clients fine-tune at the end."""
 
     paper = "Oh et al. 2022, arXiv 2106.06042"
     Settings = Settings

@@ -2,10 +2,10 @@
 
     h ← h − α (1/N) Σ_S (wᵢ − w_t)        w ← (1/|S|) Σ_S wᵢ − h/α
 
-over those who replied, of all N clients. Every client counts the same, as in the paper, whose objective is
-the plain mean of the clients'. Then h is the mean of all hᵢ (clients/feddyn.py), drawn or not. Where the
-rounds come to rest every hᵢ is ∇fᵢ(w), and their mean is zero: the true optimum, however many local steps
-there are. A client that loses its hᵢ begins again at zero, as a new one does.
+where S are the clients that replied, of all N. All clients have equal weight, as in the paper, whose
+objective is the unweighted mean of theirs. Then h is the mean of all hᵢ (clients/feddyn.py), sampled or not.
+At convergence every hᵢ is ∇fᵢ(w), and their mean is zero: the true optimum, whatever the number of local
+steps. A client that loses its hᵢ restarts it at zero, like a new one.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class Settings(base.Settings):
 
 
 class FedDyn(base.PlannedFedAvg):
-    """A linear and a proximal term bring the clients' optima together with the federation's."""
+    """Align the clients' optima with the federation's by a linear and a proximal term."""
 
     paper = "Acar et al. 2021, arXiv 2111.04263"
     Settings = Settings
@@ -49,13 +49,13 @@ class FedDyn(base.PlannedFedAvg):
 
     def step(self, update: Update) -> dict[str, Tensor]:
         share, alpha = update.replies / update.population, self.settings.alpha
-        # Of the names that were sent, and no others: one that is frozen leaves, and comes back at zero.
+        # Only names that were sent: a frozen one is dropped, and starts again at zero.
         self.h = {
             name: self.h.get(name, torch.zeros_like(mean)) - alpha * share * mean
             for name, mean in update.model.items()
         }
         update.model = {name: mean - self.h[name] / alpha for name, mean in update.model.items()}
-        update.values = None  # the mean is not where the model goes
+        update.values = None  # the mean is not the new model
         return super().step(update)
 
     def state(self) -> dict[str, Tensor]:

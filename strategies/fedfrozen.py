@@ -1,11 +1,11 @@
 """FedFrozen: Du et al., Two-Stage Federated Optimization via Attention Kernel Freezing, arXiv 2605.06446.
 
     rounds 1..T_w      train all of (Φ, W): Φ = (W_Q, W_K) is the attention kernel, W the rest
-    rounds T_w+1..T    Φ stays what the last warm-up round averaged; W trains on, and only W is sent
+    rounds T_w+1..T    Φ stays what the last warm-up round averaged; W continues to train, and only W is sent
 
 T_w = T is FedAvg; T_w = 0 freezes the kernel as it was initialised; T_w = auto freezes when the model has
-stopped learning, and the clients' common movement of the kernel has faded beside their disagreement
-(fedfrozen_app/server/agreement.py).
+stopped learning, and the clients' common movement of the kernel has become small relative to their
+disagreement (fedfrozen_app/server/agreement.py).
 """
 
 import logging
@@ -28,8 +28,8 @@ from fedfrozen_app.server.agreement import Agreement
 from fedfrozen_app.server.warmup import AUTO, FROZEN, WARMUP
 
 log = logging.getLogger(__name__)
-# What each freezes, in the words of models/select.py. `qk+ln1` takes the norms whose output the kernel reads:
-# in a post-norm model they close the block before.
+# What each scope freezes, as selectors of models/select.py. `qk+ln1` includes the norms whose output the
+# kernel reads: in a post-norm model they end the previous block.
 SCOPES: dict[str, list[str]] = {
     "qk": ["kernel"],
     "qk+ln1": ["kernel", "attention_norm"],
@@ -107,7 +107,7 @@ class FedFrozen(base.PlannedFedAvg):
         return selected(SCOPES[scope], roles, "strategy.freeze_scope", strict=False)
 
     def _random_matrices(self) -> list[str]:
-        """For every matrix of the kernel another attention matrix of its size, with its bias."""
+        """For every matrix of the kernel, another attention matrix of the same size, with its bias."""
         roles = self.federation.roles
         attention = [n for n, role in roles.items() if role.kind in ATTENTION and self.model[n].ndim > 1]
         generator = numpy_generator(self.federation.seed, "random freeze")

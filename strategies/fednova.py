@@ -4,8 +4,8 @@ A client that takes more steps pulls FedAvg's mean towards its own optimum. Here
 
     w ← w + (Σᵢ pᵢ aᵢ) Σᵢ pᵢ Δᵢ/aᵢ
 
-over those who replied; pᵢ are their shares of examples, aᵢ is in clients/fednova.py. With equal aᵢ it is
-FedAvg, up to rounding. `drift` is that of mean steps.
+over the clients that replied; pᵢ are their shares of examples, aᵢ is defined in clients/fednova.py. With
+equal aᵢ it is FedAvg, up to rounding. The metric `drift` refers to mean steps.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from fedfrozen_app.server.base import PlannedFedAvg
 
 
 class FedNova(PlannedFedAvg):
-    """Updates are divided by the number of local steps before they are averaged."""
+    """Divide updates by the number of local steps before averaging them."""
 
     paper = "Wang et al. 2020, arXiv 2007.07481"
     algorithm = "fednova"
@@ -47,7 +47,7 @@ class FedNova(PlannedFedAvg):
         return {"momentum": client.momentum}
 
     def step(self, update: Update) -> dict[str, Tensor]:
-        if STEPS not in update.metrics:  # every client of ours sends it
+        if STEPS not in update.metrics:  # every client of this version sends it
             raise RunFailed("No client said how many steps it took: the sites need this version.")
         steps = update.metrics[STEPS]
         update.model = {name: steps * mean for name, mean in update.model.items()}

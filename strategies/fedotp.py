@@ -5,7 +5,7 @@
 
 An image is its M patches, a class its two texts. The score of a class is exp(s) · Σ T ⊙ cos(patches, texts)
 with T the cheapest plan, smoothed by ε, that brings mass γ in equal parts to the texts and takes at most 1/M
-from each patch: patches that neither text speaks of stay out (clients/fedotp.py). No gradient flows through
+from each patch: patches that match neither text are left out (clients/fedotp.py). No gradient flows through
 T. γ = 1 is balanced transport.
 """
 
@@ -39,7 +39,7 @@ class Settings(base.Settings, TextDesign):
 
 
 class FedOTP(PromptLearning):
-    """A global and a local text context, matched with the patches of a picture by optimal transport."""
+    """Match a global and a local text context with an image's patches by optimal transport."""
 
     paper = "Li et al. 2024, arXiv 2403.00041"
     Settings = Settings

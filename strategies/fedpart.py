@@ -1,10 +1,10 @@
 """FedPart: Wang et al., Why Go Full? Elevating Federated Learning Through Partial Network Updates, 2024.
 
-    rounds 1..F                  everything trains, travels and is averaged
-    then, again and again        layer group 1 alone for R rounds, group 2 for R rounds, ..., shallow to
+    rounds 1..F                  everything is trained, sent and averaged
+    then, in cycles              layer group 1 alone for R rounds, group 2 for R rounds, ..., shallow to
                                  deep, and B rounds of everything before the next cycle
 
-A round's trained group alone travels; the others stay what they were. F = num_rounds is FedAvg.
+Only a round's trained group is sent; the others keep their values. F = num_rounds is FedAvg.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Settings(base.Settings):
 
 
 class FedPart(Scheduled):
-    """Full rounds, then one layer group after another trains and travels alone, shallow to deep."""
+    """Full rounds first; then train and send one layer group at a time, shallow to deep."""
 
     paper = "Wang et al. 2024, NeurIPS"
     Settings = Settings
@@ -56,11 +56,11 @@ class FedPart(Scheduled):
         full = [Stage(1, "full")] if chosen.full_rounds else []
         between = [Stage(end, "full")] if chosen.between_rounds else []
         self.stages, self.cycle = [*full, *parts, *between], (first, end + chosen.between_rounds - 1)
-        for stage in parts:  # so that a role this model lacks is reported before the first round
+        for stage in parts:  # reports a role that this model lacks before the first round
             selected(stage.train or (), federation.roles, self.key)
 
     def _by_depth(self) -> list[list[str]]:
-        """From what reads the input to the head; words that name nothing in this model are left out."""
+        """From the input layers to the head; selectors that match nothing in this model are left out."""
         roles = self.federation.roles
         layers = [f"layer.{number}" for number, _ in enumerate(layers_of(roles, roles))]
         words = ["stem", *layers, "top"] if layers else list(KINDS)

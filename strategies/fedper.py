@@ -1,7 +1,7 @@
 """FedPer: Arivazhagan et al., Federated Learning with Personalization Layers, arXiv 1912.00818.
 
     (W_B, Wᵢ_P) ← SGD on fᵢ(W_B, Wᵢ_P)          every client trains both parts together
-    W_B ← Σᵢ (nᵢ/n) Wᵢ_B                        the base layers travel and are averaged; Wᵢ_P never leaves
+    W_B ← Σᵢ (nᵢ/n) Wᵢ_B                        the base layers are sent and averaged; Wᵢ_P never leaves
 
 The personal part is the head by default, in the paper the last layers: `strategy.private=[layer.-1,top]`.
 With nothing private it is FedAvg.
@@ -27,7 +27,7 @@ class Settings(base.Settings):
 
 
 class FedPer(base.PlannedFedAvg):
-    """Everything trains together; a personal part, the head, stays home and the rest is averaged."""
+    """Train everything together, keep a personal part (the head) on the client, and average the rest."""
 
     paper = "Arivazhagan et al. 2019, arXiv 1912.00818"
     Settings = Settings

@@ -1,12 +1,12 @@
 """FedPGP: Cui et al., Harmonizing Generalization and Personalization in Federated Prompt Learning, 2024.
 
-    pᵢ = p_G + UᵢVᵢ        the context before the class name: p_G travels and is averaged, the client's own
+    pᵢ = p_G + UᵢVᵢ        the context before the class name: p_G is sent and averaged, the client's own
                            part has rank r and never leaves it
 
     fᵢ + μ · mean over classes of −log( exp(cos(z_G, z_C)/τ) / (exp(cos(z_G, z_C)/τ) + exp(cos(z_G, zᵢ)/τ)) )
 
 with z the text features of p_G, of pᵢ, and (z_C) of the encoder's own template: the global context stays near
-what the frozen encoder knows, and the personal one moves away from it. μ = 0 leaves the low rank alone.
+what the frozen encoder knows, and the personal one moves away from it. With μ = 0 the loss is fᵢ alone.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings(base.Settings, TextDesign):
-    prompts: ClassVar[str] = "global"  # the client's own part is no prompt of its own, but two factors
+    prompts: ClassVar[str] = "global"  # the client's own part is two factors, not a prompt
     within: ClassVar[str] = "strategy."
 
     rank: int = setting(8, "r: rank of the client's own part of the context", least=1)
@@ -36,7 +36,7 @@ class Settings(base.Settings, TextDesign):
 
 
 class FedPGP(PromptLearning):
-    """A global text context that stays near zero-shot, and in low rank what each client adds to it."""
+    """A global text context that stays near zero-shot, plus one low-rank personal term per client."""
 
     paper = "Cui et al. 2024, arXiv 2405.09771"
     Settings = Settings

@@ -21,7 +21,7 @@ class Settings(base.Settings):
 
 
 class FedProx(base.PlannedFedAvg):
-    """FedAvg with a pull of every client towards the round's global model."""
+    """FedAvg with a proximal term that pulls every client towards the round's global model."""
 
     paper = "Li et al. 2020, arXiv 1812.06127"
     Settings = Settings

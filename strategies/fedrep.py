@@ -2,10 +2,10 @@
 
     hᵢ ← SGD on fᵢ(φ, hᵢ), τ epochs, φ fixed        first the client's own head
     φᵢ ← SGD on fᵢ(φᵢ, hᵢ), hᵢ fixed                then the representation
-    φ ← Σᵢ (nᵢ/n) φᵢ                                which alone travels and is averaged
+    φ ← Σᵢ (nᵢ/n) φᵢ                                which alone is sent and averaged
 
-The paper averages φ over clients of equal size; here clients count by their examples, as everywhere. Each
-phase has a fresh optimiser. With nothing private there is one phase, and it is FedAvg.
+The paper averages φ over clients of equal size; here clients are weighted by their examples, as in all
+strategies. Each phase has a fresh optimiser. With nothing private there is one phase, and it is FedAvg.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Settings(fedper.Settings):
 
 
 class FedRep(fedper.FedPer):
-    """First the client's own head trains, then the body, which alone travels and is averaged."""
+    """Train the client's own head first, then the body; only the body is sent and averaged."""
 
     paper = "Collins et al. 2021, arXiv 2102.07078"
     Settings = Settings

@@ -1,4 +1,4 @@
-"""Local training only: the baseline that a federation must beat. Nothing is shared, nothing is averaged."""
+"""Local training only: the baseline that a federation must beat. Nothing is shared or averaged."""
 
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.server.base import PlannedFedAvg

@@ -3,7 +3,7 @@
     m ← β m + ∇fᵢ(w)        w ← w − η m
 
 Each client keeps its m between rounds, and the model is averaged as FedAvg's. The paper averages m too; here
-it stays with the client, so that a round sends what FedAvg's does. β = 0 is FedAvg with plain SGD.
+it stays with the client, so that a round sends no more than FedAvg. β = 0 is FedAvg with plain SGD.
 """
 
 from dataclasses import dataclass

@@ -4,7 +4,8 @@
 
 Clients take local steps with the server's momentum m, which they hold fixed; it moves once per round, by the
 clients' full gradients at the round's model x. The model is averaged as FedAvg's. pᵢ are the shares of
-examples of those who replied, where the paper counts all clients alike. β = 0 is FedAvg with plain SGD.
+examples of the clients that replied, where the paper weights clients equally. β = 0 is FedAvg with plain
+SGD.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """MOON: Li et al., Model-Contrastive Federated Learning, arXiv 2103.16257.
 
-Each client draws its representations towards the global model's and away from its own of before
+Each client pulls its representations towards the global model's and away from its own previous ones
 (clients/moon.py). μ = 0 is FedAvg. The paper's projection head is left out: z is what the model's own head
 reads.
 """

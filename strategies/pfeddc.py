@@ -9,9 +9,9 @@ A frozen dual encoder is read through prompts. In each modality m client i has
 
 and the loss is the cross-entropy of exp(s)·cos(image(x; Pᵢ_vision), text(class; Pᵢ_text)).
 
-W_O starts at 0. That, the residual, and who asks whom are our reading: the paper leaves them open. The
-baselines are this strategy with fewer parts: PromptFL is prompts=global modalities=text, with mu > 0
-PromptFL + FedProx; prompts=local trains alone; prompts=none is zero-shot.
+W_O starts at 0. That, the residual, and which prompt is the query are our reading: the paper leaves them
+open. The baselines are this strategy with fewer parts: PromptFL is prompts=global modalities=text; PromptFL +
+FedProx adds mu > 0; prompts=local trains alone; prompts=none is zero-shot.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class Settings(base.Settings, PromptDesign):
 
 
 class PFedDC(PromptLearning):
-    """Prompts train; global ones travel, local ones and their fusion stay. The encoders do neither."""
+    """Train prompts: global ones are averaged, local ones and their fusion are kept. Encoders are frozen."""
 
     paper = "Zhang et al. 2025, arXiv 2506.21144"
     Settings = Settings

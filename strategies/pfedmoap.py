@@ -1,16 +1,17 @@
 """pFedMoAP: Luo et al., Mixture of Experts Made Personalized: Federated Prompt Learning, arXiv 2410.10114.
 
-    p        a text context: everybody begins its round with the mean of the last round's, p ← Σᵢ (nᵢ/n) pᵢ
-    pool     the server keeps what each client sent last, pⱼ, one by one
-    Eᵢ       the K contexts of other clients in the pool that lie nearest to its own, ‖pⱼ − pᵢ‖: client i is
+    p        a text context: every client starts a round from the mean of the last round's, p ← Σᵢ (nᵢ/n) pᵢ
+    pool     the server keeps the context that each client sent last, pⱼ
+    Eᵢ       the K contexts of other clients in the pool nearest to its own, ‖pⱼ − pᵢ‖: client i is
              sent these with its request, and holds them fixed
-    Aᵢ       its gate, an attention that never leaves it
+    Aᵢ       its gate, an attention module that never leaves it
 
     logits   λ · exp(s) ⟨x, t(p)⟩ + exp(s) ⟨x', Aᵢ(x'; t'(p), t'(e) for e in Eᵢ)⟩
 
-with x a picture's features, t a class's, and x', t' every n-th of their numbers (clients/pfedmoap.py). Who
-takes part for the first time is not in the pool, has no experts, and trains its context alone: exp(s) ⟨x, t⟩.
-A client learns no names: experts are sent by their rank. But it does see others' single contexts, unaveraged.
+with x a picture's features, t a class's, and x', t' every n-th of their numbers (clients/pfedmoap.py). A
+client that takes part for the first time is not in the pool, has no experts, and trains its context alone:
+exp(s) ⟨x, t⟩. Clients learn no names: experts are numbered by rank. But they do see other clients' individual
+contexts, not averaged.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -34,7 +35,7 @@ CONTEXT = "prompts.text.global"
 
 @dataclass(frozen=True)
 class Settings(base.Settings, TextDesign):
-    prompts: ClassVar[str] = "global"  # the client's own part is a gate, and no prompt
+    prompts: ClassVar[str] = "global"  # the client's own part is a gate, not a prompt
     within: ClassVar[str] = "strategy."
 
     experts: int = setting(
@@ -56,7 +57,7 @@ class Settings(base.Settings, TextDesign):
 
 
 class PFedMoAP(PromptLearning):
-    """A text context each; a client mixes its own with the nearest of others by a gate of its own."""
+    """One text context per client, mixed with the nearest ones of other clients by a private gate."""
 
     paper = "Luo et al. 2024, arXiv 2410.10114"
     Settings = Settings
@@ -87,7 +88,7 @@ class PFedMoAP(PromptLearning):
             return {}
         own = self.pool[client].double()
         far = {c: float(torch.dist(p.double(), own)) for c, p in self.pool.items() if c != client}
-        nearest = sorted(far, key=lambda other: (far[other], other))  # of equals by name: runs repeat
+        nearest = sorted(far, key=lambda other: (far[other], other))  # ties by name, so that runs repeat
         return {name: self.pool[other] for name, other in zip(names, nearest, strict=False)}
 
     def keep_reply(self, client: str, sent: Mapping[str, Tensor]) -> None:

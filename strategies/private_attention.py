@@ -1,10 +1,10 @@
 """Private attention: what FedTP keeps personal (Li et al., Federated Learning by Transformer Personalization,
 arXiv 2211.01572), without the hypernetwork that would generate it.
 
-    Wᵢ_{Q,K,V}                 the projections to queries, keys and values train and stay on client i
-    ξ ← Σᵢ (nᵢ/n) ξᵢ           everything else travels and is averaged
+    Wᵢ_{Q,K,V}                 the query, key and value projections are trained and kept on client i
+    ξ ← Σᵢ (nᵢ/n) ξᵢ           everything else is sent and averaged
 
-The mirror of FedFrozen: there the kernel is everybody's and fixed, here it is everybody's own and moves.
+The mirror of FedFrozen: there the kernel is shared and fixed, here it is personal and trained.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Settings(fedper.Settings):
 
 
 class PrivateAttention(fedper.FedPer):
-    """Queries, keys and values stay home; everything else is averaged."""
+    """Keep queries, keys and values on the client; average everything else."""
 
     paper = "after Li et al. 2022, arXiv 2211.01572"
     Settings = Settings

@@ -2,8 +2,9 @@
 
     w ← w − Σᵢ pᵢ Fᵢ^q Δᵢ / Σᵢ pᵢ hᵢ        Δᵢ and hᵢ as in clients/qfedavg.py
 
-over those who replied, with their shares of examples pᵢ. Clients whose loss is high count more, the more so
-the larger q is; q = 0 is FedAvg. The server needs two means and no single reply, so that secure sums do.
+over the clients that replied, with their shares of examples pᵢ. Clients with a high loss get more weight, the
+more so the larger q is; q = 0 is FedAvg. The server needs two means and no individual reply, so it works with
+secure aggregation.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ class Settings(base.Settings):
 
 
 class QFedAvg(base.PlannedFedAvg):
-    """Clients with a high loss count more, so that the model serves all clients equally well."""
+    """Give clients with a high loss more weight, so that the model serves all clients equally well."""
 
     paper = "Li et al. 2020, arXiv 1905.10497"
     Settings = Settings

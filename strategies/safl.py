@@ -63,7 +63,7 @@ class Settings(layers.Settings):
 
 
 class SAFL(layers.LayersTaken):
-    """Every client trains and sends the layers that its own attention points at."""
+    """Every client trains and sends the layers with its own highest attention scores."""
 
     paper = "Li and Zhang 2025, arXiv 2504.11793"
     Settings = Settings

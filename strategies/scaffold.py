@@ -2,11 +2,11 @@
 
     c ← c + (1/N) Σ_S (cᵢ⁺ − cᵢ)
 
-over those who replied, of all N clients; the model is averaged as FedAvg's. c and all cᵢ begin at zero, so
-that the first round is FedAvg's. c is the plain mean of all cᵢ, and where it is zero no client moves the
-model: SCAFFOLD rests at the optimum of the plain mean of the clients' objectives, whatever their sizes. A
-reply that is lost leaves c behind by that client's last change. A client that loses its cᵢ begins again at
-zero, as a new one does.
+where S are the clients that replied, of all N; the model is averaged as in FedAvg. c and all cᵢ start at
+zero, so the first round is FedAvg's. c is the unweighted mean of all cᵢ, and where it is zero no client moves
+the model: SCAFFOLD converges to the optimum of the unweighted mean of the clients' objectives, whatever their
+sizes. If a reply is lost, c lacks that client's last change. A client that loses its cᵢ restarts it at zero,
+like a new one.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from fedfrozen_app.server.base import PlannedFedAvg
 
 
 class Scaffold(PlannedFedAvg):
-    """FedAvg whose clients correct every step by what all know and what they know of themselves."""
+    """FedAvg whose clients correct every step by the global and their own control variate."""
 
     paper = "Karimireddy et al. 2020, arXiv 1910.06378"
     algorithm = "scaffold"

@@ -1,10 +1,10 @@
 """A freezing schedule as a list of stages: which roles and layers train from which round on.
 
     stages:                                            plan of round t, by the last stage with from ≤ t:
-      - {from: 1, name: warmup}                        everything trains, travels and is averaged
+      - {from: 1, name: warmup}                        everything is trained, sent and averaged
       - {from: 9, name: frozen, freeze: [kernel]}      all but these; or `train: [...]`, these alone
 
-With `cycle: [a, b]` the rounds after b are a..b again, to the end of the run. FedFrozen (two stages), FedPart
+With `cycle: [a, b]` the rounds after b repeat a..b, to the end of the run. FedFrozen (two stages), FedPart
 (a cycle of layer groups) and linear probing, then fine-tuning (arXiv 2202.10054: the head, then all) are.
 """
 
@@ -24,7 +24,7 @@ KEYS = ("from", "name", "train", "freeze")
 
 @dataclass(frozen=True)
 class Stage:
-    """From round `first` on, `train` alone trains where that is given, and never what `freeze` names."""
+    """From round `first` on, train only `train` if it is set, and never what `freeze` names."""
 
     first: int
     name: str
@@ -37,7 +37,7 @@ class Scheduled(base.PlannedFedAvg):
 
     stages: Sequence[Stage] = (Stage(1, "train"),)
     cycle: Sequence[int] | None = None
-    key: ClassVar[str] = "strategy.stages"  # the setting that names roles and layers, for sentences
+    key: ClassVar[str] = "strategy.stages"  # the setting that names roles and layers, for messages
 
     def stage_of(self, server_round: int) -> Stage:
         if self.cycle is not None and server_round > self.cycle[1]:
@@ -99,7 +99,7 @@ def _stage(number: int, given: Mapping[str, Any]) -> Stage:
 
 
 class Schedule(Scheduled):
-    """Which roles and layers train from which round on, as a list of stages says."""
+    """Train the roles and layers that a list of stages defines, by round."""
 
     Settings = Settings
     pacings = ("deadline", "buffered")
@@ -107,5 +107,5 @@ class Schedule(Scheduled):
     def __init__(self, federation: base.Federation, *args: Any, **kwargs: Any) -> None:
         super().__init__(federation, *args, **kwargs)
         self.stages, self.cycle = self.settings.parsed(), self.settings.cycle
-        for stage in self.stages:  # so that a role this model lacks is reported before the first round
+        for stage in self.stages:  # reports a role that this model lacks before the first round
             selected([*(stage.train or ()), *stage.freeze], federation.roles, self.key)

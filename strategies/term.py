@@ -2,10 +2,9 @@
 
     min (1/t) log Σᵢ (nᵢ/n) exp(t Fᵢ(w))        whose gradient weights client i by nᵢ exp(t Fᵢ)
 
-The updates of those who replied are averaged by these weights. t > 0 favours clients with a high loss, t < 0
-those with a low one, and t = 0 is FedAvg. A factor that all weights of a round have in common changes
-nothing: losses are taken relative to the first reply's, and t (Fᵢ − F₁) is cut to ±MOST, so that no weight
-overflows.
+The updates of the clients that replied are averaged with these weights. t > 0 favours clients with a high
+loss, t < 0 those with a low one, and t = 0 is FedAvg. A common factor of a round's weights cancels: losses
+are taken relative to the first reply's, and t (Fᵢ − F₁) is clamped to ±MOST, so that no weight overflows.
 """
 
 import math
@@ -30,7 +29,7 @@ class Settings(base.Settings):
 
 
 class TERM(base.PlannedFedAvg):
-    """Clients are weighted by the exponential of their loss."""
+    """Weight clients by the exponential of their loss."""
 
     paper = "Li et al. 2021, arXiv 2007.01162"
     Settings = Settings

@@ -1,1 +1,1 @@
-"""What wraps a pretrained model: LoRA, prompts, dual encoders, and the rules that combine adapters."""
+"""Wrappers of pretrained models: LoRA, prompts, dual encoders, and rules that aggregate adapters."""

@@ -1,7 +1,7 @@
-"""The wrapper of a frozen model with low-rank adapters, of which there is more in adapters/lora.py.
+"""The wrapper of a frozen model with low-rank adapters (adapters/lora.py).
 
-Adapters and head train and travel. The other weights are the base: server and clients each load it for
-themselves, and identify it by one digest. A client with another base asks for the federation's, and keeps it.
+Adapters and head are trained and sent. The other weights are the base: server and clients each load it, and
+identify it by one digest. A client with another base requests the federation's, and keeps it.
 """
 
 import hashlib
@@ -33,10 +33,10 @@ BASE = "base"  # in the data spec: the digest of the frozen weights
 @dataclass
 class Adapted(Wrapper):
     settings: AdapterConfig
-    reusable: ClassVar[bool] = False  # another run's base may be another
+    reusable: ClassVar[bool] = False  # another run may have another base
     merges: ClassVar[bool] = True
 
-    # Built for the data spec, and then used; the digest is of the base as it was built.
+    # Built for the data spec, then reused; the digest is that of the base as built.
     _ready: nn.Module | None = field(default=None, init=False, repr=False, compare=False)
     _digest: str = field(default="", init=False, repr=False, compare=False)
     # Weights before the first merged delta, and the deltas that are applied to them.
@@ -80,7 +80,7 @@ class Adapted(Wrapper):
         )
         fixed = self.fixed_names(model)
         for name, parameter in model.named_parameters():
-            if name not in fixed and parameter.dtype is torch.bfloat16:  # small steps would round to nothing
+            if name not in fixed and parameter.dtype is torch.bfloat16:  # small steps would be rounded away
                 parameter.data = parameter.data.float()
 
     def data_spec(self, config: Config, corpus: Corpus) -> dict[str, Any]:
@@ -114,8 +114,8 @@ class Adapted(Wrapper):
 
     @torch.no_grad()
     def apply_merged_deltas(self, model: nn.Module, arrays: Mapping[str, Tensor]) -> None:
-        """Set the weights to the base plus these deltas, in the order of the rounds: the same bits whichever
-        of them were applied before."""
+        """Set the weights to the base plus these deltas, in the order of rounds: the same bits whatever was
+        applied before."""
         if set(self._merged_deltas) == set(arrays):
             return
         for path, merged_deltas in lora.merged_deltas_by_path(arrays).items():
@@ -133,8 +133,8 @@ class Adapted(Wrapper):
         return lora.narrowed(name, array, shape[0] if name.endswith(lora.A) else shape[1])
 
     def export(self, model: Any, folder: Path, classes: Sequence[str], *, merged: bool = True) -> None:
-        """As one plain model, its adapters merged; or as an adapter of peft's, and a base from scratch
-        with it."""
+        """Export one plain model with merged adapters, or a peft adapter, with its base if that was built
+        from scratch."""
         if merged:
             export_model(model, folder, classes, merged_state(model))
             return

@@ -1,4 +1,4 @@
-"""Which prompts a run has. Apart from the model itself, so that reading a configuration stays quick."""
+"""The prompt design of a run. Separate from the model, so that reading a configuration is fast."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -11,11 +11,11 @@ TEMPLATE = "How class names are read where no text prompt is learned"
 
 
 class Design:
-    """What a model that is read through prompts asks of its settings."""
+    """Base of the settings of models with prompts."""
 
-    within: ClassVar[str] = ""  # where a configuration has these settings, for sentences about them
+    within: ClassVar[str] = ""  # prefix of these settings in the configuration, for messages
 
-    if TYPE_CHECKING:  # fields of some designs, and the same for all runs of others
+    if TYPE_CHECKING:  # fields of some designs, constants of others
 
         @property
         def prompts(self) -> str: ...
@@ -40,7 +40,7 @@ class Design:
 
     @property
     def towers(self) -> tuple[str, ...]:
-        """The towers that have prompts of their own."""
+        """The towers that have their own prompts."""
         if not self.levels:
             return ()
         return ("text", "vision") if self.modalities == "both" else (self.modalities,)
@@ -52,7 +52,7 @@ class Design:
 
 @dataclass(frozen=True)
 class PromptDesign(Design):
-    """Which prompts there are and how they fuse. `prompts="none"` reads the template alone: zero-shot."""
+    """The prompts and their fusion. `prompts="none"` uses only the template: zero-shot."""
 
     prompts: str = setting(
         "both",
@@ -77,7 +77,7 @@ class PromptDesign(Design):
 
 @dataclass(frozen=True)
 class TextDesign(Design):
-    """Contexts before the class name, and no prompts in the vision encoder: what most methods learn."""
+    """Contexts before the class name, without prompts in the vision encoder, as in most methods."""
 
     prompts: ClassVar[str] = "both"
     modalities: ClassVar[str] = "text"

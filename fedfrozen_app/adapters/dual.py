@@ -1,7 +1,7 @@
 """Frozen dual encoders: CLIP, or any ViT beside any BERT, loaded by server and clients alike.
 
-Prompts enter by hooks on the embedding layers, so that everything behind them (masks, blocks, norms) is the
-library's own forward, whatever the architecture.
+Prompts are inserted by hooks on the embedding layers, so that everything after them (masks, blocks, norms) is
+the library's own forward, whatever the architecture.
 """
 
 import hashlib
@@ -23,9 +23,9 @@ from fedfrozen_app.models.config_fit import check_image
 
 @dataclass(frozen=True)
 class Words:
-    """The classes as the text tower reads them, with room for `count` prompt vectors from `start` on."""
+    """The tokenised classes, with places for `count` prompt vectors from `start` on."""
 
-    ids: Tensor  # (classes, tokens); a prompt's places hold the id of some word, which is replaced
+    ids: Tensor  # (classes, tokens); at a prompt's places an arbitrary id, which is replaced
     mask: Tensor  # (classes, tokens) 1 for a token, 0 for padding
     start: int
     count: int
@@ -77,7 +77,7 @@ class DualEncoder(nn.Module):
 
     @property
     def _vision(self) -> nn.Module:
-        """The tower that has the embeddings: in some versions CLIP's has one more wrapper."""
+        """The module with the embeddings: some versions of CLIP's vision tower have an additional wrapper."""
         tower = self.model.vision_model
         return getattr(tower, "vision_model", tower)
 
@@ -98,12 +98,12 @@ class DualEncoder(nn.Module):
             return self.model.vision_model(pixel_values=pixel_values).pooler_output
 
     def patches(self, pixel_values: Tensor) -> Tensor:
-        """(batch, patches, width): each patch is read as `image` reads the token of the whole picture."""
+        """(batch, patches, width): each patch is projected like the token of the whole image in `image`."""
         hidden = self.model.vision_model(pixel_values=pixel_values).last_hidden_state
         return self.model.visual_projection(self._pooled_tokens(hidden[:, 1:]))
 
     def _pooled_tokens(self, hidden: Tensor) -> Tensor:
-        """(batch, tokens, vision width) as the tower pools its first token."""
+        """(batch, tokens, vision width), each pooled like the tower's first token."""
         if (norm := getattr(self._vision, "post_layernorm", None)) is not None:
             return norm(hidden)
         if (pooler := getattr(self._vision, "pooler", None)) is not None:
@@ -116,8 +116,8 @@ class DualEncoder(nn.Module):
 
     def pooled_text(self, words: Words, prompt: Tensor | None = None) -> Tensor:
         ids, mask = words.ids, words.mask
-        # The mask as attention reads it, (classes, 1, tokens, tokens): transformers would look at the values
-        # of a plain one, and under vmap it cannot look.
+        # The expanded mask, (classes, 1, tokens, tokens): transformers would read the values of a plain one,
+        # which is impossible under vmap.
         seen = mask.bool()[:, None, None, :].expand(-1, 1, ids.shape[1], -1)
         if self.is_clip:
             seen = seen & torch.ones_like(seen).tril()
@@ -139,7 +139,7 @@ class DualEncoder(nn.Module):
         return output.pooler_output
 
     def words(self, classes: tuple[str, ...], count: int, template: str) -> Words:
-        """CoOp's texts, [start] P_1..P_count [class] . [end]; without prompt vectors the template's."""
+        """CoOp's texts, [start] P_1..P_count [class] . [end]; without prompt vectors, the template."""
         if count == 0:
             return self.sentences([template.replace("{}", spoken(name)) for name in classes])
         plain = self.sentences([f"{spoken(name)}." for name in classes])
@@ -162,13 +162,13 @@ class DualEncoder(nn.Module):
 
 
 def spoken(name: str) -> str:
-    """A class name as one would say it: folders are called ice_cream."""
+    """A class name with spaces: folders have names like ice_cream."""
     return name.replace("_", " ").replace("-", " ").strip()
 
 
 @contextmanager
 def _inserted_words(embedding: nn.Module, words: Words, prompt: Tensor | None) -> Iterator[None]:
-    """Within the block the prompt replaces the places that `words` reserves for it."""
+    """Within the block the prompt's vectors are inserted at the places reserved in `words`."""
     if prompt is None:
         yield
         return
@@ -215,7 +215,7 @@ def _inserted_images(tower: nn.Module, prompt: Tensor | None) -> Iterator[None]:
 
 
 def check_pictures(backbone: DualEncoder, shape: InputShape) -> None:
-    """Refuse data that are not pictures this dual encoder can read."""
+    """Raise a `UserError` for data other than images that this dual encoder can read."""
     if shape.task != "image":
         raise UserError("a dual encoder compares pictures with class names: choose an image dataset")
     check_image(backbone.config.vision_config, shape)
@@ -223,7 +223,7 @@ def check_pictures(backbone: DualEncoder, shape: InputShape) -> None:
 
 @lru_cache(maxsize=2)
 def backbone_digest(backbone: DualEncoder) -> str:
-    """One digest for all that both sides must hold alike: every weight, and how texts are pooled."""
+    """One digest of everything that must be equal on both sides: all weights, and the text pooling."""
     found = hashlib.sha256(backbone.pooling.encode())
     for name, parameter in backbone.named_parameters():
         found.update(f"{name}:{digest(parameter)};".encode())

@@ -1,7 +1,7 @@
 """Load a frozen dual encoder: random from settings, or from a folder or the hub.
 
-Where a folder was made by `fedfrozen align`, its `alignment.json` states how texts are pooled, and the
-preprocessor's file how pixels are normalised.
+If a folder was created by `fedfrozen align`, its `alignment.json` defines text pooling, and the
+preprocessor's file the normalisation of pixels.
 """
 
 import json
@@ -46,7 +46,7 @@ def load_dual(
     dtype: str,
     seed: int,
 ) -> DualEncoder:
-    """The backbone, on the CPU. The same settings give the same object: frozen, so all may share it."""
+    """The backbone, on the CPU. The same settings return the same object: it is frozen and may be shared."""
     if dtype not in DTYPES:
         raise UserError(f"the model's dtype is '{dtype}', but must be one of {', '.join(DTYPES)}")
     return _load(source, path, model_type, json.dumps(config, sort_keys=True), dtype, seed)
@@ -118,13 +118,13 @@ def _from_folder(path: str, *, hub: bool) -> DualEncoder:
 
 
 def tokenizer_of(path: str, *, hub: bool = False) -> PreTrainedTokenizerBase:
-    """The folder's own; bytes (ByT5's numbering) where it has none."""
+    """The folder's tokenizer; bytes (ByT5's numbering) if it has none."""
     if not hub and not any((Path(path) / name).exists() for name in TOKENIZER_FILES):
         return ByT5Tokenizer()
     return AutoTokenizer.from_pretrained(path, local_files_only=not hub, trust_remote_code=False)
 
 
 def _sidecar(path: str, name: str, *, hub: bool) -> dict[str, Any]:
-    """A JSON file beside the weights; empty where there is none."""
+    """A JSON file next to the weights; empty if there is none."""
     file = cached_file(path, name, local_files_only=not hub, _raise_exceptions_for_missing_entries=False)
     return json.loads(Path(file).read_text()) if file else {}

@@ -2,13 +2,13 @@
 
     W = W₀ + s·BA        A (r, in)    B (out, r)    s = α/r
 
-W₀ is frozen. A and B lie beside the projection that they adapt, as two linear layers within it: every other
-name of the model stays what it was, and theirs are peft's (`query.lora_A.weight`). B starts at 0, A uniform
-in ±1/√in. A client of a smaller rank has the first rows of A and columns of B; filled up with zeros they stay
-zero, since the gradient of each is 0 where the other is 0.
+W₀ is frozen. A and B are two linear layers inside the projection that they adapt: all other names of the
+model do not change, and theirs are peft's (`query.lora_A.weight`). B starts at 0, A uniform in ±1/√in. A
+client of a smaller rank has the first rows of A and columns of B; zero padding remains zero, since the
+gradient of each is 0 where the other is 0.
 
-What a round adds to W₀ itself is a *merged delta*: `fold.ROUND/query.lora_A.weight` and `.lora_B.weight`,
-whose product it is, or `fold.ROUND/query.weight`, (out, in), where that is smaller.
+A round's change of W₀ is a *merged delta*: the product of `fold.ROUND/query.lora_A.weight` and
+`.lora_B.weight`, or `fold.ROUND/query.weight`, (out, in), if that is smaller.
 """
 
 import math
@@ -33,7 +33,7 @@ KINDS = ("query", "key", "value", "output", "mlp")  # whose projections can be a
 
 @dataclass(frozen=True)
 class LoraHook:
-    """The hook that adds s·BA to what the projection gives; dropout is of what A reads."""
+    """The hook that adds s·BA to the projection's output; dropout applies to A's input."""
 
     scale: float
     dropout: float
@@ -44,7 +44,7 @@ class LoraHook:
 
 
 def sizes(module: Any) -> tuple[int, int]:
-    """(in, out) of a projection; a Conv1D keeps its weight the other way round."""
+    """(in, out) of a projection; the weight of a Conv1D is transposed."""
     rows, columns = module.weight.shape
     return (rows, columns) if isinstance(module, Conv1D) else (columns, rows)
 
@@ -60,7 +60,7 @@ def inject(
     dropout: float,
     seed: int,
 ) -> None:
-    """Put adapters beside the projections that the words name, in these layers (None: in all)."""
+    """Add adapters to the projections selected by the words, in these layers (None: in all)."""
     found = [name for name in targets(model, roles, words) if layers is None or roles[name].layer in layers]
     if not found:
         raise UserError(
@@ -87,7 +87,7 @@ def inject(
 
 
 def targets(model: nn.Module, roles: Mapping[str, Role], words: Sequence[str]) -> list[str]:
-    """The weights of the projections that the words name; `all` are all within the layers."""
+    """The weights of the projections selected by the words; `all` selects those in all layers."""
     inner = {name: role for name, role in roles.items() if role.kind in KINDS and role.layer is not None}
     projections = {
         name: role
@@ -105,14 +105,14 @@ def targets(model: nn.Module, roles: Mapping[str, Role], words: Sequence[str]) -
 
 
 def fresh(name: str, shape: tuple[int, int], seed: int, number: int) -> Tensor:
-    """A as it starts before round `number` + 1: Kaiming's uniform with a = √5, as peft draws it."""
+    """A's initial value before round `number` + 1: Kaiming uniform with a = √5, as in peft."""
     bound = 1 / math.sqrt(shape[1])
     generator = torch_generator(seed, "adapter", name, number)
     return (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1) * bound
 
 
 def _layer(weight: Tensor) -> nn.Linear:
-    with torch.device("meta"):  # the constructor would draw from torch's own generator
+    with torch.device("meta"):  # the constructor would use torch's global generator
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     layer.weight = nn.Parameter(weight)
     return layer
@@ -126,7 +126,7 @@ def is_adapter(name: str) -> bool:
 
 
 def adapted(names: Iterable[str]) -> list[str]:
-    """The paths of the projections that have adapters among these names."""
+    """The paths of the projections with adapters among these names."""
     return [name.removesuffix(f".{A}") for name in names if name.endswith(f".{A}") and "/" not in name]
 
 
@@ -140,7 +140,7 @@ def narrowed(name: str, array: Tensor, rank: int) -> Tensor:
 
 
 def widened(name: str, array: Tensor, shape: Sequence[int]) -> Tensor:
-    """The same with zeros up to `shape`; `ValueError` where that would not fill a rank up."""
+    """The array padded with zeros to `shape`; `ValueError` if the shapes differ in more than the rank."""
     axis = 0 if name.endswith(A) else 1
     fits = array.ndim == 2 and array.shape[1 - axis] == shape[1 - axis]
     if not (fits and is_adapter(name) and 0 < array.shape[axis] <= shape[axis]):
@@ -154,7 +154,7 @@ def widened(name: str, array: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def merged_delta_of(number: int, path: str, outer: Tensor, inner: Tensor) -> dict[str, Tensor]:
-    """What is added to a weight: outer (out, R) · inner (R, in), as these factors or as their product."""
+    """The delta of a weight: outer (out, R) · inner (R, in), as these factors or as their product."""
     if outer.numel() + inner.numel() < outer.shape[0] * inner.shape[1]:
         return {
             merged_delta_name(number, f"{path}.{A}"): inner,
@@ -164,12 +164,12 @@ def merged_delta_of(number: int, path: str, outer: Tensor, inner: Tensor) -> dic
 
 
 def product(outer: Tensor, inner: Tensor) -> Tensor:
-    """In float64, and then of their own type."""
+    """outer · inner, computed in float64 and cast back to their type."""
     return (outer.double() @ inner.double()).to(outer.dtype)
 
 
 def merged_deltas_by_path(arrays: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """By projection, its merged deltas in the order of the rounds."""
+    """Each projection's merged deltas in the order of rounds."""
     found: dict[str, dict[str, Tensor]] = {}
     for name in sorted(filter(is_merged_delta, arrays), key=round_of):
         path = name.partition("/")[2]
@@ -182,7 +182,7 @@ def merged_deltas_by_path(arrays: Mapping[str, Tensor]) -> dict[str, dict[str, T
 
 
 def sum_of(merged_deltas: Mapping[str, Tensor]) -> Tensor:
-    """(out, in) in float64: what the merged deltas of one projection have added to its weight."""
+    """(out, in) in float64: the sum of one projection's merged deltas."""
     return torch.stack(list(_dense(merged_deltas))).sum(dim=0)
 
 
@@ -204,7 +204,7 @@ def change_of(module: Any) -> Tensor:
 
 
 def added_to(weight: Tensor, change: Tensor, module: nn.Module) -> Tensor:
-    """The projection's weight with a change (out, in) on it."""
+    """The projection's weight plus a change (out, in)."""
     change = change.T if isinstance(module, Conv1D) else change
     if change.shape != weight.shape:
         raise ValueError(f"a change {tuple(change.shape)} does not fit a weight {tuple(weight.shape)}")

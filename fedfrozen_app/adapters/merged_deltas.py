@@ -1,7 +1,7 @@
 """Names of merged deltas, which rounds add to weights that clients do not train: `fold.ROUND/NAME`.
 
-They are sent with every train request as arrays beside the parameter that they are named after, and have its
-role. A client holds those of earlier rounds already; one that joins late is sent all of them.
+They are part of every train request, and have the role of the parameter NAME. A client holds those of earlier
+rounds already; one that joins late gets all of them.
 """
 
 FOLD = "fold."  # the name in messages and files
@@ -12,7 +12,7 @@ def is_merged_delta(name: str) -> bool:
 
 
 def merged_delta_name(number: int, name: str) -> str:
-    """Of what round `number` adds."""
+    """The name of round `number`'s merged delta."""
     return f"{FOLD}{number}/{name}"
 
 

@@ -1,8 +1,8 @@
-"""Adapters as a folder of peft's: written for `PeftModel.from_pretrained`, and read as the start of a run.
+"""Adapters in peft's folder format: written for `PeftModel.from_pretrained`, and read as the start of a run.
 
 Heads are peft's `modules_to_save`. Query, key and value of a fused projection are one adapter there: their
-A's one above the other, and each B in the rows of its own part. What rounds have added to the frozen weights
-is part of the adapter too, which then has a larger rank. `fedfrozen.json` keeps the digest of the base.
+A's are stacked, and each B is in the rows of its own part. Merged deltas are also part of the adapter, which
+then has a larger rank. `fedfrozen.json` keeps the digest of the base.
 """
 
 import json
@@ -23,7 +23,7 @@ from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.models.split import PARTS, fused_part
 
 WEIGHTS, NOTE, PREFIX = "adapter_model.safetensors", "fedfrozen.json", "base_model.model."
-BASE = "base"  # the folder of a base from scratch, inside the adapter's
+BASE = "base"  # subfolder for a base built from scratch
 Factors = tuple[Tensor, Tensor]  # outer (out, rank) and inner (rank, in): their product is the change
 
 
@@ -39,8 +39,8 @@ def write(
     classes: Sequence[str],
 ) -> None:
     """The adapters and heads of `model`, with `merged_deltas` added; `base` is the digest of its frozen
-    weights, and `base_path` where they are, None: in the folder `BASE` here."""
-    import peft  # here, because training needs none of it, and it takes seconds
+    weights, and `base_path` their location; None: in the subfolder `BASE`."""
+    import peft  # lazy: takes seconds, and training does not need it
 
     added = lora.merged_deltas_by_path(merged_deltas)
     scale, found = alpha / rank, {}
@@ -61,11 +61,11 @@ def write(
         lora_alpha=alpha,
         target_modules=sorted(joined),
         modules_to_save=sorted({name.rpartition(".")[0] for name in heads}) or None,
-        # s is the same for all, and so is what peft divides by the rank.
+        # s is the same for all, and so is peft's alpha/rank.
         rank_pattern={f"^{re.escape(path)}": own for path, own in ranks.items()},
         alpha_pattern={f"^{re.escape(path)}": scale * own for path, own in ranks.items()},
         fan_in_fan_out=any(isinstance(model.get_submodule(path), Conv1D) for path in found),
-        # Relative to the adapter, so that both can move; "./" keeps it from being a name on the hub.
+        # Relative to the adapter, so that both can be moved; without "./" it would be a hub name.
         base_model_name_or_path=base_path or f"./{BASE}",
         inference_mode=True,
     )
@@ -75,7 +75,7 @@ def write(
 
 
 def with_merged_deltas(own: Factors, merged_deltas: Mapping[str, Tensor], scale: float) -> Factors:
-    """One adapter for the sum of the projection's own and its merged deltas."""
+    """One adapter for the sum of the projection's adapter and its merged deltas."""
     outer, inner = own
     read, given = inner.shape[1], outer.shape[0]
     pairs = [
@@ -86,7 +86,7 @@ def with_merged_deltas(own: Factors, merged_deltas: Mapping[str, Tensor], scale:
     whole = any(not lora.is_adapter(name) for name in merged_deltas)
     if not whole and inner.shape[0] + sum(one.shape[0] for _, one in pairs) <= min(read, given):
         return torch.cat([outer, *(b for b, _ in pairs)], dim=1), torch.cat([inner, *(a for _, a in pairs)])
-    # No product of factors is smaller than the change itself, beside an identity.
+    # No factors are smaller than the change itself times an identity.
     change = (
         outer.double() @ inner.double() + lora.sum_of({n: v.cpu() for n, v in merged_deltas.items()}) / scale
     )
@@ -96,7 +96,7 @@ def with_merged_deltas(own: Factors, merged_deltas: Mapping[str, Tensor], scale:
 
 
 def _joined(model: nn.Module, found: Mapping[str, Factors]) -> dict[str, Factors]:
-    """With the parts of fused projections together."""
+    """Join the parts of fused projections."""
     joined: dict[str, Factors] = {}
     parts: dict[str, dict[str, Factors]] = {}
     for path, factors in found.items():
@@ -116,7 +116,7 @@ def _joined(model: nn.Module, found: Mapping[str, Factors]) -> dict[str, Factors
 
 
 def read(model: nn.Module, folder: str, *, rank: int, alpha: float, base: str) -> list[str]:
-    """Load a folder's adapters and heads into `model`; the names that it set. A `UserError` where they do not
+    """Load a folder's adapters and heads into `model`; returns the loaded names. `UserError` if they do not
     fit the run's: another rank, other projections, another base."""
     import peft
 
@@ -170,7 +170,7 @@ def read(model: nn.Module, folder: str, *, rank: int, alpha: float, base: str) -
 
 
 def _factors(arrays: Mapping[str, Tensor], config: Any, wanted: Sequence[str]) -> dict[str, Factors]:
-    """By projection of our own: s·B and A, as the folder has them."""
+    """s·B and A from the folder, by the run's projections."""
     from peft.utils.other import get_pattern_key
 
     found: dict[str, Factors] = {}
@@ -185,7 +185,7 @@ def _factors(arrays: Mapping[str, Tensor], config: Any, wanted: Sequence[str]) -
             found[path] = outer, inner
             continue
         for part, rows in zip(PARTS, outer.chunk(len(PARTS)), strict=True):
-            if part in parts:  # its own columns, where the parts lie side by side
+            if part in parts:  # the part's columns, if the parts are concatenated
                 used = rows.any(dim=0) if rows.any() else torch.ones(rows.shape[1], dtype=torch.bool)
                 found[parts[part]] = rows[:, used], inner[used]
             elif rows.any():

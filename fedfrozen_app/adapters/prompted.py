@@ -20,14 +20,14 @@ from fedfrozen_app.models.wrapper import Wrapper, first_seed
 
 @dataclass
 class Prompted(Wrapper):
-    """Prompts and their fusion train; the encoders are loaded on each side, and checked by their digest."""
+    """Prompts and their fusion are trained; the encoders are loaded on each side, and checked by digest."""
 
     design: Any  # of adapters/design.py
     reading: type[PromptedDual] = PromptedDual
-    # A client's private part begins with another build: the encoders are looked up once.
+    # A client's private part needs another build: look up the encoders once.
     _backbone: DualEncoder | None = field(default=None, init=False, repr=False, compare=False)
 
-    reusable: ClassVar[bool] = False  # where its prompts began, and their design, are one run's
+    reusable: ClassVar[bool] = False  # prompts' initial values and design belong to one run
 
     def build(self, config: Config, corpus: Corpus) -> PromptedDual:
         return build_prompted(
@@ -39,13 +39,13 @@ class Prompted(Wrapper):
         )
 
     def outline(self, config: Config, shape: InputShape) -> PromptedDual:
-        """Sizes alone matter, so encoders that would first be aligned may keep their random weights."""
+        """Only sizes matter, so encoders that would need alignment may keep random weights."""
         source = "config" if config.model.source == "aligned" else config.model.source
         backbone = _load(config, source, config.model.path, seed=0)
         return build_prompted(backbone, self.design, shape=shape, seed=0, reading=self.reading)
 
     def data_spec(self, config: Config, corpus: Corpus) -> dict[str, Any]:
-        """The encoders' digest, and the normalisation they were trained with unless `dataset` gives one."""
+        """The encoders' digest, and their training normalisation unless `dataset` sets one."""
         backbone = self.backbone(config, corpus)
         found: dict[str, Any] = {"backbone": backbone_digest(backbone)}
         if backbone.mean is not None and config.dataset.mean is None:

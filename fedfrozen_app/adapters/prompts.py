@@ -1,8 +1,8 @@
-"""A frozen dual encoder read through learned prompts: global ones, local ones, and their fusion.
+"""A frozen dual encoder with learned prompts: global ones, local ones, and their fusion.
 
-From the inside out: prompts (`PromptSet`), their fusion (`CrossFusion`), and the classifier that puts the
-fused prompts into the frozen encoders (`PromptedDual`). A run trains prompts and fusion alone; server and
-clients each load the encoders for themselves, so these never travel.
+Bottom up: prompts (`PromptSet`), their fusion (`CrossFusion`), and the classifier that inserts the fused
+prompts into the frozen encoders (`PromptedDual`). A run trains only prompts and fusion; server and clients
+each load the encoders, so these are never sent.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,13 +20,13 @@ from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.exchange.role import Role
 from fedfrozen_app.models.roles import roles_of
 
-STD = 0.02  # of fresh prompts
+STD = 0.02  # of newly initialised prompts
 
 
 class CrossFusion(nn.Module):
-    """What one prompt reads from another: W_O · MHA(Q = of W_Q, K = by W_K, V = by W_V), W_O = 0 at first.
+    """Cross-attention between prompts: W_O · MHA(Q = of W_Q, K = by W_K, V = by W_V), with W_O = 0 initially.
 
-    Written out, because torch's own module keeps query, key and value in one tensor and brings biases.
+    Implemented here, because torch's module keeps query, key and value in one tensor and has biases.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -56,9 +56,9 @@ class PromptSet(nn.Module):
             self.register_parameter(level, nn.Parameter(STD * torch.randn(depth, tokens, width)))
 
     def forward(self, design: Any, fusion: CrossFusion | None, only_global: bool) -> Tensor:
-        """The prompt that enters the tower. The global one is what the others are added to:
+        """The tower's input prompt, from the global prompt G and the local one L:
 
-        cross: G + W_O·MHA(G, L), or with the local prompt asking G + W_O·MHA(L, G);
+        cross: G + W_O·MHA(G, L), or with the local prompt as query G + W_O·MHA(L, G);
         sum: G + L; concat: [G; L].
         """
         if design.prompts != "both" or only_global:
@@ -72,7 +72,7 @@ class PromptSet(nn.Module):
 
 
 def full_precision(like: Tensor) -> torch.autocast:
-    """Prompts, fusion and scores keep their own type where the encoders are cast to bf16."""
+    """Context in which prompts, fusion and scores keep their type while the encoders are cast to bf16."""
     return torch.autocast(like.device.type, enabled=False)
 
 
@@ -83,7 +83,7 @@ class Scores(NamedTuple):
 class PromptedDual(nn.Module):
     """Class scores: exp(scale) · cosine(image, text of the class), called like an image classifier.
 
-    A method with prompts or scores of another form is a subclass. `design` is one of adapters/design.py.
+    Methods with other prompts or scores are subclasses. `design` is one of adapters/design.py.
     """
 
     Prompts: ClassVar[type[PromptSet]] = PromptSet
@@ -105,12 +105,12 @@ class PromptedDual(nn.Module):
         )
         self._words = self._words_of(classes)
         self._only_global = False
-        self._texts: tuple[object, Tensor] | None = None  # of prompts that do not change, with their versions
-        self._fixed_texts: Tensor | None = None  # where no text prompt is learned
+        self._texts: tuple[object, Tensor] | None = None  # texts of unchanged prompts, with versions
+        self._fixed_texts: Tensor | None = None  # if no text prompt is learned
         self._start = {n: p.detach().clone() for n, p in self.named_parameters() if n.endswith(".local")}
 
     def _words_of(self, classes: tuple[str, ...]) -> dict[int, Words]:
-        """By the number of prompt vectors before the names."""
+        """Tokenised classes by the number of prompt vectors before the names."""
         own, room = self.design.text_tokens, self.backbone.text_room
         counts = {0, own, 2 * own} if "text" in self.design.towers else {0}
         found = {count: self.backbone.words(classes, count, self.design.template) for count in counts}
@@ -122,14 +122,14 @@ class PromptedDual(nn.Module):
         return found
 
     def train(self, mode: bool = True) -> Self:
-        """The encoders stay as they are: dropout in a frozen one would only be noise."""
+        """Set the mode, except of the encoders: dropout in a frozen encoder would only add noise."""
         super().train(mode)
         self.backbone.eval()
         self._texts = None
         return self
 
     def settle(self) -> None:
-        """Compute what no prompt can change. Call it once the model is on its device."""
+        """Precompute what does not depend on prompts. Call it when the model is on its device."""
         device = self.backbone.scale().device
         self._words = {count: words.to(device) for count, words in self._words.items()}
         if "text" not in self.design.towers:
@@ -137,7 +137,7 @@ class PromptedDual(nn.Module):
                 self._fixed_texts = self._encode_texts()
 
     def roles(self) -> dict[str, Role]:
-        """Prompts and fusion by the tower they belong to; behind them the roles of the frozen encoders."""
+        """The roles of prompts and fusion, by tower, followed by those of the frozen encoders."""
         inner = self._encoder_roles()
         found = {}
         for name, _ in self.named_parameters():
@@ -145,7 +145,7 @@ class PromptedDual(nn.Module):
             if part in ("prompts", "fusion"):
                 found[name] = Role(part.removesuffix("s"), tower=rest.partition(".")[0])
             else:
-                # The two projections and the scale belong to no tower's own table.
+                # The two projections and the scale are in no tower's role table.
                 found[name] = inner.get(name.removeprefix("backbone.model."), Role("head"))
         return found
 
@@ -161,17 +161,17 @@ class PromptedDual(nn.Module):
 
     @property
     def frozen_names(self) -> frozenset[str]:
-        """What every side loads for itself: neither sent nor trained."""
+        """The parameters that every side loads for itself: neither sent nor trained."""
         return frozenset(name for name, _ in self.named_parameters() if name.startswith("backbone."))
 
     @property
     def images_are_fixed(self) -> bool:
-        """Without vision prompts an image's features never change: they can be computed once."""
+        """Whether an image's features never change, because there are no vision prompts."""
         return "vision" not in self.design.towers
 
     @contextmanager
     def only_global(self) -> Iterator[None]:
-        """The model as the server knows it: without any client's local prompts."""
+        """Context in which the model is the server's: without local prompts."""
         self._only_global = "global" in self.design.levels
         try:
             yield
@@ -180,7 +180,7 @@ class PromptedDual(nn.Module):
 
     @contextmanager
     def reading(self, classes: tuple[str, ...]) -> Iterator[None]:
-        """Within it the model chooses among these classes: prompts are learned for whatever name follows."""
+        """Context in which the model predicts among these classes: prompts work with any class name."""
         before, fixed = self._words, self._fixed_texts
         self._words, self._texts = self._words_of(classes), None
         self.settle()
@@ -207,12 +207,12 @@ class PromptedDual(nn.Module):
         return functional.normalize(self.backbone.image(pixel_values, prompt), dim=-1)
 
     def text_features(self) -> Tensor:
-        """(classes, width), once for the class set whatever the batch, and kept where nothing trains."""
+        """(classes, width), once per class set, whatever the batch; cached if no text prompt trains."""
         if self._fixed_texts is not None:
             return self._fixed_texts
         if self.training or torch.is_grad_enabled():
             return self._encode_texts()
-        # Every change in place counts a tensor's version up.
+        # In-place changes increment a tensor's version.
         learned = [p for module in (self.prompts, self.fusion) for p in module.parameters()]
         key = (self._only_global, *(p._version for p in learned))
         if self._texts is None or self._texts[0] != key:
@@ -231,7 +231,7 @@ class PromptedDual(nn.Module):
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
-        """How far the fused prompt is from the global one, and how far local prompts have moved."""
+        """The distance of the fused prompt to the global one, and the change of local prompts."""
         found: dict[str, float] = {}
         for tower in self.design.towers:
             local = getattr(self.prompts[tower], "local", None)

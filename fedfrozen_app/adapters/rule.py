@@ -1,8 +1,8 @@
-"""What an adapter rule may change; without one, adapters are parameters like any others.
+"""Adapter rules, which aggregate clients' adapters; without one, adapters are parameters like any others.
 
-A rule sees the replies of a round that were taken, each with its weight in the mean, and at the round's end
-the merged model. It returns what else changes: starting values of adapters, and merged deltas, which are
-added to the frozen weights (adapters/merged_deltas.py).
+A rule gets the accepted replies of a round, each with its weight in the mean, and at the round's end the
+merged model. It returns further changes: starting values of adapters, and merged deltas, which are added to
+the frozen weights (adapters/merged_deltas.py).
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,7 +38,7 @@ class Taken:
 class AdapterRule:
     """Plain averaging, and the base of all rules."""
 
-    # Why it must see replies one by one, as a verb ("stacks"); empty: their mean is enough.
+    # Why it needs individual replies, as a verb ("stacks"); empty: their mean is enough.
     one_by_one: ClassVar[str] = ""
     moves_base: ClassVar[bool] = False  # whether it adds to the frozen weights
 
@@ -47,19 +47,19 @@ class AdapterRule:
         self._taken: dict[str, Taken] = {}
 
     def frozen(self, names: Iterable[str]) -> list[str]:
-        """Of the exchanged names, those that it holds as they are, whatever the strategy plans."""
+        """The exchanged names that the rule keeps frozen, whatever the strategy plans."""
         return []
 
     def constant(self, names: Iterable[str]) -> list[str]:
-        """Of the names that a round shares, those that it leaves as they began."""
+        """The names that a round shares without changing them."""
         return []
 
     def begin(self) -> None:
-        """A round begins."""
+        """Called at the start of a round."""
         self._taken = {}
 
     def take(self, client: str, sent: Mapping[str, Tensor], weight: float) -> None:
-        """A reply that was taken, where it wants to see them: copies, filled up to the model's rank."""
+        """Called with each accepted reply, if the rule needs them: copies, padded to the model's rank."""
         rank = self.ranks.get(client)
         for path in lora.adapted(sent):
             pair = [f"{path}.{end}" for end in (lora.B, lora.A)]
@@ -72,12 +72,12 @@ class AdapterRule:
             taken.weights.append(weight)
 
     def close(self, number: int, model: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
-        """What else changes at the end of round `number`, given the model with the round's means in it; None
-        for an array that is there no more."""
+        """Further changes at the end of round `number`, given the model with the round's means; None for an
+        array that is removed."""
         return {}
 
     def narrowed(self, client: str, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The adapters as a client of a smaller rank is given them; empty for all others."""
+        """The adapters for a client of a smaller rank; empty for all others."""
         if (rank := self.ranks.get(client)) is None:
             return {}
         names = filter(lora.is_adapter, model)
@@ -86,7 +86,7 @@ class AdapterRule:
     def widened(
         self, client: str, arrays: Mapping[str, Tensor], model: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """What such a client sent, filled up with zeros."""
+        """The arrays that such a client sent, padded with zeros."""
         if client not in self.ranks:
             return dict(arrays)
         return {
@@ -116,10 +116,10 @@ def make_rule(config: Config) -> AdapterRule:
 def as_merged_delta(
     number: int, path: str, outer: Tensor, inner: Tensor, model: Mapping[str, Tensor]
 ) -> dict[str, Tensor | None]:
-    """outer · inner, added to one projection's weight after round `number`; None for what that replaces.
+    """outer · inner, added to one projection's weight after round `number`; None for arrays that it replaces.
 
-    Once the factors of its merged deltas are larger than the weight, one array of its size replaces them: a
-    client that joins late is sent no more than that.
+    When the factors of its merged deltas become larger than the weight, one array of its size replaces them,
+    so that a client that joins late never gets more than that.
     """
     new = lora.merged_delta_of(number, path, outer, inner)
     merged_deltas = lora.merged_deltas_by_path({**model, **new}).get(path, {})

@@ -1,1 +1,1 @@
-"""Virtual time of simulated clients: their machines and links, and how long a request takes there."""
+"""Virtual time of simulated clients: their machines and links, and the duration of requests."""

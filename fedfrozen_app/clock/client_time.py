@@ -1,4 +1,4 @@
-"""How long a client takes for one request, in virtual seconds."""
+"""The duration of a client's request, in virtual seconds."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ BITS, MEGA, GIGA = 8, 1e6, 1e9
 
 @dataclass(frozen=True)
 class Work:
-    """What one request makes a client do."""
+    """The work of one request."""
 
     bytes_down: int
     operations: float  # floating-point operations of all its steps
@@ -18,9 +18,9 @@ class Work:
 
 @dataclass(frozen=True)
 class ClientTime:
-    """Seconds of each part, one after another."""
+    """Seconds of each consecutive part of a request."""
 
-    wait: float  # until the client is there
+    wait: float  # until the client is available
     download: float
     train: float
     upload: float

@@ -1,4 +1,4 @@
-"""Which client replies when: a queue of events in virtual time."""
+"""A queue of clients' replies in virtual time."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from fedfrozen_app.core.client_order import natural_order
 
 @dataclass(frozen=True)
 class Assignment:
-    """A client at work on the request of one round, which is the version of the model it started from."""
+    """A client that trains for the request of one round, which is the version of its initial model."""
 
     client: str
     version: int
@@ -24,8 +24,8 @@ class Assignment:
 
 @dataclass
 class EventQueue:
-    """Replies by the time at which they arrive; of equal times by the clients' natural order, so that no draw
-    and no machine decides."""
+    """Replies ordered by arrival time; ties by the clients' natural order, so that the order is
+    deterministic."""
 
     _heap: list[tuple[float, tuple[int, int | str], Assignment]] = field(default_factory=list)
 
@@ -40,7 +40,7 @@ class EventQueue:
 
     @property
     def next_at(self) -> float:
-        """When the next reply arrives; infinity where nobody is at work."""
+        """The time of the next reply; infinity if no client is busy."""
         return self._heap[0][0] if self._heap else float("inf")
 
     def pop(self) -> Assignment:

@@ -1,4 +1,4 @@
-"""What machine and links a simulated client has: drawn for its name, or read from a file."""
+"""The machine and links of a simulated client: drawn for its name, or read from a file."""
 
 import csv
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ class Profile:
     speed: float  # billions of operations per second
     uplink: float  # megabits per second
     downlink: float
-    availability: float = 1.0  # share of each period in which it is there
+    availability: float = 1.0  # share of each period in which it is available
     opens: float = 0.0  # seconds into the period
 
     def next_start(self, now: float, period: float) -> float:
-        """When it can start what it is asked to do at `now`."""
+        """The earliest start of a request that arrives at `now`."""
         since_opening = (now - self.opens) % period
         if self.availability >= 1 or since_opening < self.availability * period:
             return now
@@ -31,7 +31,8 @@ class Profile:
 
 
 def draw_profile(config: ClockConfig, seed: int, client: str) -> Profile:
-    """The same for every method and number of clients: it depends on the seed and the client's name alone."""
+    """Draw a client's profile. It depends on the seed and the client's name alone, so it is the same for
+    every method and number of clients."""
     generator = numpy_generator(seed, "clock", client)
     normals, evens = generator.standard_normal(3), generator.uniform(-1, 1, 3)
     factors = {
@@ -46,7 +47,7 @@ def draw_profile(config: ClockConfig, seed: int, client: str) -> Profile:
 
 
 def read_profiles(path: Path) -> dict[str, dict[str, float]]:
-    """Client -> its own values, of a CSV file."""
+    """{client: values}, from a CSV file."""
     known = [field.name for field in fields(Profile)]
     try:
         lines = csv.DictReader(path.read_text("utf-8").splitlines(), strict=True)
@@ -86,6 +87,6 @@ def _number(text: str, key: str, place: str) -> float:
 def make_profile(
     config: ClockConfig, seed: int, client: str, known: Mapping[str, Mapping[str, float]]
 ) -> Profile:
-    """A client's drawn values, and those of the file in their place."""
+    """A client's drawn values, overridden by those of the file."""
     drawn = draw_profile(config, seed, client)
     return Profile(**{**vars(drawn), **known.get(client, {})})

@@ -2,8 +2,8 @@
 
 `compose_run` gives a run's `ComposedConfig`: Hydra composes `conf/`, and `read` turns the result into the
 dataclasses of `schema` or raises a `UserError`.
-Values from another machine never meet Hydra: `read_strict` (in `strict_values`) reads them. Both readers
-share the bounds declared at each field (`setting`) and the rules in `checks`.
+Values from another machine are never passed to Hydra: `read_strict` (in `strict_values`) reads them. Both
+readers share the bounds declared at each field (`setting`) and the rules in `checks`.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Which settings an adapter and its aggregation rule allow."""
+"""Check the settings that an adapter and its aggregation rule allow."""
 
 from fedfrozen_app.config.named_settings import strategy_settings
 from fedfrozen_app.config.schema import Config
@@ -7,7 +7,8 @@ from fedfrozen_app.core.errors import UserError
 
 
 def check_adapter(config: Config) -> None:
-    """A rule that changes the frozen weights needs the plain mean of plain replies."""
+    """Check adapter settings: a rule that changes the frozen weights needs the plain mean of exact
+    replies."""
     adapter, name = config.adapter, str(config.strategy["name"])
     registry.find("adapters", adapter.name)
     rule, strategy = registry.find("adapter_rules", adapter.rule), registry.find("strategies", name)

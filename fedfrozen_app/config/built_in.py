@@ -25,7 +25,7 @@ from typing import Any
 
 
 def table_source() -> str:
-    """The text of the table, laid out as `ruff format` would."""
+    """The source of the table, formatted as by `ruff format`."""
     table = {
         group: {name: registry.declared_by(registry.find(group, name)) for name in registry.BUILT_IN[group]}
         for group in NAMED.values()

@@ -1,4 +1,4 @@
-"""Which settings of `client` a strategy and its algorithm allow."""
+"""Check the settings of `client` that a strategy and its algorithm allow."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from fedfrozen_app.core.errors import UserError
 
 
 def require_client(config: Config, because: str, **wanted: Any) -> None:
-    """For a strategy's `check`: refuse other values of these keys of `client`."""
+    """For a strategy's `check`: raise a `UserError` for other values of these keys of `client`."""
     for key, value in wanted.items():
         if (found := getattr(config.client, key)) != value:
             needed = "null" if value is None else value

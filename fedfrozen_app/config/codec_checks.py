@@ -1,4 +1,4 @@
-"""Which settings a codec of uploads, or of broadcasts, allows."""
+"""Check the settings that a codec of uploads, or of broadcasts, allows."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ PLAIN = "use codec=none"
 
 
 def codec_of(codec: CodecConfig) -> tuple[str, dict[str, Any]] | None:
-    """The codec's name and the settings that it reads; None where updates travel as they are."""
+    """The codec's name and the settings that it reads; None if updates are not encoded."""
     return _named(codec, codec.name)
 
 
 def down_codec_of(codec: CodecConfig) -> tuple[str, dict[str, Any]] | None:
-    """The same for what the server broadcasts."""
+    """The same for the server's broadcasts."""
     return _named(codec, codec.down)
 
 
@@ -28,7 +28,7 @@ def _named(codec: CodecConfig, name: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def check_codec(config: Config) -> None:
-    """Refuse a codec where the server needs exact updates, or where another one is chosen already."""
+    """Raise a `UserError` for a codec if the server needs exact updates, or if another one is set already."""
     check_down(config)
     codec, strategy = config.codec.name, str(config.strategy["name"])
     if codec == "none":
@@ -77,7 +77,7 @@ def _check_companions(config: Config, *, feedback: bool) -> None:
 
 
 def check_down(config: Config) -> None:
-    """Refuse coded broadcasts where server and clients must hold the same model to the bit."""
+    """Raise a `UserError` for coded broadcasts if server and clients must hold bit-identical models."""
     down, adapter = config.codec.down, config.adapter
     if down == "none":
         return

@@ -69,7 +69,7 @@ def with_hydra(
 ) -> None:
     """Let Hydra read the command line and call `job`; what it cannot compose is a `UserError`."""
     program, arguments = f"fedfrozen {verb}".rstrip(), with_names(arguments)
-    # Hydra's own parser first: Hydra itself would print its usage.
+    # Parse here first: Hydra itself would print its usage.
     Arguments(prog=program, parents=[get_args_parser()], add_help=False).parse_args(arguments)
     prepare_hydra()
     sys.argv = [program, *arguments]

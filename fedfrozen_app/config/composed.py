@@ -17,7 +17,7 @@ from fedfrozen_app.config.unused_keys import check_used, without_marked
 
 @dataclass(frozen=True)
 class ComposedConfig:
-    overrides: list[str]  # what composes it again
+    overrides: list[str]  # compose the same configuration
     resolved: dict[str, Any]  # nested plain values, as summaries and checkpoints keep them
     continued: bool = False  # the run continues from its own checkpoints: `from` is recorded, but not used
     recorded: bool = False  # the overrides are a run's record, which may name keys that had no effect then
@@ -31,7 +31,7 @@ class ComposedConfig:
     def config(self) -> Config:
         """Typed and checked at first use, or a `UserError`."""
         fresh = not (self.recorded or self.continued)
-        if fresh:  # what needs no import first: an unused key is reported at once
+        if fresh:  # checks without imports first: an unused key is reported at once
             check_used(self.overrides, self.resolved, methods=False)
         found = read(self.resolved | {"from": None} if self.continued else self.resolved)
         if fresh:

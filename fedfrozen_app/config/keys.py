@@ -1,7 +1,7 @@
 """Which keys and names a command line may use, and the sentence for one that it may not.
 
-From the dataclasses, the file names of `conf/` and the table of built-in methods alone: a typo should not
-wait for Hydra or torch to be imported. Other packages are imported only where a key could be theirs.
+Uses only the dataclasses, the file names of `conf/` and the table of built-in methods: a typo should not wait
+for Hydra or torch to be imported. Other packages are imported only if a key could be theirs.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ def owners(group: str, key: str) -> list[str]:
 
 
 def check_keys(words: Collection[str]) -> None:
-    """Refuse a key or a name that no configuration has, before anything heavy is composed or imported.
+    """Raise a `UserError` for an unknown key or name, before anything heavy is composed or imported.
 
     Hydra refuses the rest: a key that another file of a group has, and everything but plain KEY=VALUE.
     """

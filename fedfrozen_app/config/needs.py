@@ -1,9 +1,9 @@
-"""What a setting needs in order to have an effect, declared at its field: no key is ignored in silence."""
+"""Conditions for a setting to have an effect, declared at its field: no key is ignored silently."""
 
 from dataclasses import dataclass
 from typing import Any
 
-# Kinds of data, for keys of `dataset` that some readers alone look at. Parquet and the hub may hold either.
+# Kinds of data, for keys of `dataset` that only some readers use. Parquet and the hub may have either.
 MIXED_KINDS = ("parquet", "hub")
 PICTURE_KINDS = ("digits", "digit_words", "images", "dicom", "nifti", *MIXED_KINDS)
 ENTITY_KINDS = ("conll", "brat", "i2b2")
@@ -25,7 +25,7 @@ class Needs:
     key: str
     values: tuple[str, ...]
     excluded: bool = False
-    add: str = ""  # what to suggest in place of the first of `values`
+    add: str = ""  # suggestion in place of the first of `values`
 
     def met(self, value: str) -> bool:
         return (value in self.values) != self.excluded

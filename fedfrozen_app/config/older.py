@@ -1,4 +1,4 @@
-"""Keys that a stored configuration of an older version lacks, and what such a run did."""
+"""Keys missing in stored configurations of older versions, and the behaviour of such runs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
@@ -8,18 +8,20 @@ from fedfrozen_app.config.schema import DatasetConfig
 from fedfrozen_app.config.settings import about
 
 WORKED_OUT = ("max_tokens", "max_chunks")
-DATASET = {"unmarked": "files", "tokenizer": "own"}  # of other missing keys the default is what the run did
+DATASET = {"unmarked": "files", "tokenizer": "own"}  # for other missing keys, the default is what the run did
 
 
 def older_dataset(before: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The keys of `dataset` that a run was without, with the values that it ran by; of these data alone."""
+    """The keys of `dataset` that a run lacked, with their effective values; only those used by its kind of
+    data."""
     for name, value in DATASET.items():
         if name not in before and is_used(name, before):
             yield name, value
 
 
 def worked_out(before: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What a run chose by the data that it began with: it stays where it goes on, or is used, with others."""
+    """Values that a run derived from its initial data: they are kept when it continues, or is used, with
+    other data."""
     for name in WORKED_OUT:
         if before.get(name) is not None and is_used(name, before):
             yield name, before[name]

@@ -1,4 +1,4 @@
-"""Which settings go with a server that does not wait for all clients of a round."""
+"""Check settings for a server that does not wait for all clients of a round."""
 
 from fedfrozen_app.config.named_settings import strategy_settings
 from fedfrozen_app.config.schema import Config
@@ -6,11 +6,11 @@ from fedfrozen_app.core import registry
 from fedfrozen_app.core.errors import UserError
 
 SYNCHRONOUS = "use pacing=synchronous"
-REAL_TIME = ("flower", "deployed")  # runtimes whose nodes take the time that they take
+REAL_TIME = ("flower", "deployed")  # runtimes whose nodes take real time
 
 
 def check_pacing(config: Config) -> None:
-    """Refuse what depends on a round's clients all having started from one version of the model."""
+    """Raise a `UserError` for settings that need all clients of a round to start from the same version."""
     pacing = config.pacing
     if pacing.name == "synchronous":
         return
@@ -36,7 +36,7 @@ def check_pacing(config: Config) -> None:
 
 
 def _check_real_time(config: Config) -> None:
-    """Nodes of Flower, and real sites, reply when they do."""
+    """Settings for Flower's nodes and real sites, whose reply times are not known beforehand."""
     pacing, runtime = config.pacing, config.runtime.name
     if config.secure_aggregation.name == "on":
         raise UserError(
@@ -62,7 +62,7 @@ def _check_real_time(config: Config) -> None:
 
 
 def _check_masked(config: Config) -> None:
-    """Masked sums are of whole cohorts, each of clients that started together from one version."""
+    """Masked sums are over whole cohorts of clients that started together from one version."""
     pacing, secure = config.pacing, config.secure_aggregation
     if pacing.name != "buffered":
         raise UserError(
@@ -108,7 +108,7 @@ def _check_strategy(config: Config) -> None:
 
 
 def _check_companions(config: Config) -> None:
-    """Settings of other groups that look at single replies of one version, or change its base."""
+    """Settings of other groups that read single replies of one version, or change its base."""
     pacing, adapter = config.pacing, config.adapter
     moves = adapter.name != "none" and registry.find("adapter_rules", adapter.rule).moves_base
     uses_late = pacing.name == "buffered" or pacing.late == "use"
@@ -127,7 +127,7 @@ def _check_companions(config: Config) -> None:
 
 
 def _check_partial(config: Config) -> None:
-    """Clients may do less only where the server corrects for that."""
+    """Clients may take fewer steps only if the server corrects for it."""
     name = str(config.strategy["name"])
     if config.pacing.seconds is None:
         raise UserError("pacing.partial=true fits steps into the time of a round: set pacing.seconds.")

@@ -1,4 +1,4 @@
-"""Which settings differential privacy allows."""
+"""Check the settings that differential privacy allows."""
 
 from fedfrozen_app.config.schema import Config
 from fedfrozen_app.core.errors import UserError
@@ -56,7 +56,7 @@ def check_private(config: Config) -> None:
 
 
 def check_private_table(config: Config) -> None:
-    """What a table's rows would reveal besides gradients."""
+    """Raise a `UserError` for settings by which a table's rows would leak other than through gradients."""
     if (
         config.dataset.statistics is None and config.runtime.name != "deployed"
     ):  # there, the server's own rows

@@ -1,4 +1,5 @@
-"""How and where a run executes: runner, precision, stacked runs, and what this machine must have for it."""
+"""Check how and where a run executes: runner, precision, stacked runs, and this machine's devices and
+files."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,12 +74,12 @@ def device_of(name: str) -> "torch.device":
 
 
 def check_device(config: Config) -> None:
-    """Refuse a GPU that this machine does not have."""
+    """Raise a `UserError` for a GPU that this machine does not have."""
     device_of(config.device)
 
 
 def check_files(config: Config) -> None:
-    """Refuse a missing folder now, not after the model has been built."""
+    """Raise a `UserError` for a missing folder now, not after the model has been built."""
     for key, local in (
         ("dataset.path", config.dataset.kind != "hub" and "://" not in (config.dataset.path or "")),
         ("model.path", config.model.source == "checkpoint"),

@@ -1,1 +1,1 @@
-"""What every other room may use: errors, seeds, digests, the registry, the verb table, logs."""
+"""Utilities for all packages: errors, seeds, digests, the registry, the verb table, logs."""

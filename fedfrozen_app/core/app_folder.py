@@ -1,4 +1,4 @@
-"""The folder that Flower bundles and hands to its nodes: the checkout, or one made of an installed wheel."""
+"""The folder that Flower bundles for its nodes: the checkout, or one assembled from an installed wheel."""
 
 import shutil
 import tomllib
@@ -9,7 +9,7 @@ from pathlib import Path
 import fedfrozen_app
 from fedfrozen_app.core.errors import UserError
 
-# The [tool.flwr.app] tables of the checkout's pyproject.toml, which a wheel does not carry.
+# The [tool.flwr.app] tables of the checkout's pyproject.toml, which a wheel does not contain.
 APP_TABLES = """\
 [tool.flwr.app]
 publisher = "fedfrozen"

@@ -9,7 +9,7 @@ from typing import Any
 DECLARED: dict[str, dict[str, dict[str, Any]]] = {
     "strategies": {
         "apfl": {
-            "says": "FedAvg, and a model of each client's own, mixed with the global one by a learned share.",
+            "says": "FedAvg plus one personal model per client, mixed with the global one by a learned weight.",
             "paper": "Deng et al. 2020, arXiv 2003.13461",
             "settings": {
                 "alpha": 0.5,
@@ -17,19 +17,19 @@ DECLARED: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
         "ditto": {
-            "says": "FedAvg, and a model of each client's own, pulled towards the global one.",
+            "says": "FedAvg plus one personal model per client, pulled towards the global one.",
             "paper": "Li et al. 2021, arXiv 2012.04221",
             "settings": {
                 "lam": 0.1,
             },
         },
         "fedavg": {
-            "says": "Everything trains, travels and is averaged, in every round.",
+            "says": "Train, send and average every parameter in every round.",
             "paper": "McMahan et al. 2017, arXiv 1602.05629",
             "settings": {},
         },
         "fedbabu": {
-            "says": "The body alone is trained and averaged under a fixed head, which clients fine-tune at the end.",
+            "says": "Train and average the body alone under a fixed head, which clients fine-tune at the end.",
             "paper": "Oh et al. 2022, arXiv 2106.06042",
             "settings": {
                 "fixed": ["head"],
@@ -38,7 +38,7 @@ DECLARED: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
         "feddyn": {
-            "says": "A linear and a proximal term bring the clients' optima together with the federation's.",
+            "says": "Align the clients' optima with the federation's by a linear and a proximal term.",
             "paper": "Acar et al. 2021, arXiv 2111.04263",
             "settings": {
                 "alpha": 0.1,
@@ -60,12 +60,12 @@ DECLARED: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
         "fednova": {
-            "says": "Updates are divided by the number of local steps before they are averaged.",
+            "says": "Divide updates by the number of local steps before averaging them.",
             "paper": "Wang et al. 2020, arXiv 2007.07481",
             "settings": {},
         },
         "fedotp": {
-            "says": "A global and a local text context, matched with the patches of a picture by optimal transport.",
+            "says": "Match a global and a local text context with an image's patches by optimal transport.",
             "paper": "Li et al. 2024, arXiv 2403.00041",
             "settings": {
                 "text_tokens": 16,
@@ -76,7 +76,7 @@ DECLARED: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
         "fedpart": {
-            "says": "Full rounds, then one layer group after another trains and travels alone, shallow to deep.",
+            "says": "Full rounds first; then train and send one layer group at a time, shallow to deep.",
             "paper": "Wang et al. 2024, NeurIPS",
             "settings": {
                 "full_rounds": 5,
@@ -86,14 +86,14 @@ DECLARED: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
         "fedper": {
-            "says": "Everything trains together; a personal part, the head, stays home and the rest is averaged.",
+            "says": "Train everything together, keep a personal part (the head) on the client, and average the rest.",
             "paper": "Arivazhagan et al. 2019, arXiv 1912.00818",
             "settings": {
                 "private": ["head"],
             },
         },
         "fedpgp": {
-            "says": "A global text context that stays near zero-shot, and in low rank what each client adds to it.",
+            "says": "A global text context that stays near zero-shot, plus one low-rank personal term per client.",
             "paper": "Cui et al. 2024, arXiv 2405.09771",
             "settings": {
                 "text_tokens": 16,
@@ -104,14 +104,14 @@ DECLARED: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
         "fedprox": {
-            "says": "FedAvg with a pull of every client towards the round's global model.",
+            "says": "FedAvg with a proximal term that pulls every client towards the round's global model.",
             "paper": "Li et al. 2020, arXiv 1812.06127",
             "settings": {
                 "mu": 0.01,
             },
         },
         "fedrep": {
-            "says": "First the client's own head trains, then the body, which alone travels and is averaged.",
+            "says": "Train the client's own head first, then the body; only the body is sent and averaged.",
             "paper": "Collins et al. 2021, arXiv 2102.07078",
             "settings": {
                 "private": ["head"],
@@ -146,7 +146,7 @@ DECLARED: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
         "pfeddc": {
-            "says": "Prompts train; global ones travel, local ones and their fusion stay. The encoders do neither.",
+            "says": "Train prompts: global ones are averaged, local ones and their fusion are kept. Encoders are frozen.",
             "paper": "Zhang et al. 2025, arXiv 2506.21144",
             "settings": {
                 "prompts": "both",
@@ -162,7 +162,7 @@ DECLARED: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
         "pfedmoap": {
-            "says": "A text context each; a client mixes its own with the nearest of others by a gate of its own.",
+            "says": "One text context per client, mixed with the nearest ones of other clients by a private gate.",
             "paper": "Luo et al. 2024, arXiv 2410.10114",
             "settings": {
                 "text_tokens": 16,
@@ -174,14 +174,14 @@ DECLARED: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
         "private_attention": {
-            "says": "Queries, keys and values stay home; everything else is averaged.",
+            "says": "Keep queries, keys and values on the client; average everything else.",
             "paper": "after Li et al. 2022, arXiv 2211.01572",
             "settings": {
                 "private": ["query", "key", "value"],
             },
         },
         "qfedavg": {
-            "says": "Clients with a high loss count more, so that the model serves all clients equally well.",
+            "says": "Give clients with a high loss more weight, so that the model serves all clients equally well.",
             "paper": "Li et al. 2020, arXiv 1905.10497",
             "settings": {
                 "q": 1.0,
@@ -189,7 +189,7 @@ DECLARED: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
         "safl": {
-            "says": "Every client trains and sends the layers that its own attention points at.",
+            "says": "Every client trains and sends the layers with its own highest attention scores.",
             "paper": "Li and Zhang 2025, arXiv 2504.11793",
             "settings": {
                 "select": "attention",
@@ -202,12 +202,12 @@ DECLARED: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
         "scaffold": {
-            "says": "FedAvg whose clients correct every step by what all know and what they know of themselves.",
+            "says": "FedAvg whose clients correct every step by the global and their own control variate.",
             "paper": "Karimireddy et al. 2020, arXiv 1910.06378",
             "settings": {},
         },
         "schedule": {
-            "says": "Which roles and layers train from which round on, as a list of stages says.",
+            "says": "Train the roles and layers that a list of stages defines, by round.",
             "paper": "",
             "settings": {
                 "stages": None,
@@ -215,7 +215,7 @@ DECLARED: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
         "term": {
-            "says": "Clients are weighted by the exponential of their loss.",
+            "says": "Weight clients by the exponential of their loss.",
             "paper": "Li et al. 2021, arXiv 2007.01162",
             "settings": {
                 "t": 1.0,

@@ -1,4 +1,4 @@
-"""One digest for one source, however it was installed or packed: what a site's policy can insist on."""
+"""A digest of the source code, independent of installation and packing, which a site's policy can require."""
 
 import hashlib
 import io
@@ -19,7 +19,7 @@ SOURCES = (
 
 
 def source_digest(app: Path) -> str:
-    """Of the sources that Flower would bundle from this folder."""
+    """Digest of the sources that Flower would bundle from this folder."""
     return digest_of_sources(
         {
             path.relative_to(app).as_posix(): path.read_bytes()
@@ -30,16 +30,16 @@ def source_digest(app: Path) -> str:
 
 
 def bundle_digest(content: bytes) -> str:
-    """The same of a bundle that was made of them: what it was packed from, not how.
+    """The same digest for a bundle of these sources, independent of how it was packed.
 
-    Somebody else made it: of one that is no archive, or too large a one, the digest is of its bytes.
+    Bundles are untrusted: if one is not an archive, or too large, its bytes are hashed.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as bundle:
             files = {info.filename: info for info in bundle.infolist() if not info.is_dir()}
             whole = len(files) == sum(not info.is_dir() for info in bundle.infolist())  # no name twice
             if whole and sum(info.file_size for info in files.values()) <= MOST_BYTES:
-                own = (name for name in files if not name.startswith(".info/"))  # Flower's list of the rest
+                own = (name for name in files if not name.startswith(".info/"))  # Flower's list of files
                 return digest_of_sources({name: bundle.read(name) for name in own})
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError):
         pass  # no archive, a damaged or an encrypted one
@@ -47,9 +47,9 @@ def bundle_digest(content: bytes) -> str:
 
 
 def digest_of_sources(files: Mapping[str, bytes]) -> str:
-    """Of names and contents, in the names' order.
+    """Digest of names and contents, sorted by name.
 
-    Every file counts but `pyproject.toml`, of which a checkout has its own and a wheel none.
+    Excludes `pyproject.toml`, which differs in a checkout and is missing in a wheel.
     """
     whole = hashlib.sha256()
     for name in sorted(set(files) - {"pyproject.toml"}):

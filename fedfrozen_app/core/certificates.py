@@ -40,7 +40,7 @@ def who(subject: x509.Name) -> tuple[str, str]:
 
 
 def fingerprint(public: ec.EllipticCurvePublicKey) -> str:
-    """Of a key, for two people to compare: SHA-256 of its DER encoding, as groups of hexadecimal digits."""
+    """A key's fingerprint for two people to compare: SHA-256 of its DER encoding, as groups of hex digits."""
     standard = public.public_bytes(
         serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -51,7 +51,7 @@ def fingerprint(public: ec.EllipticCurvePublicKey) -> str:
 
 
 def serial(certificate: x509.Certificate) -> str:
-    """As nginx writes it: upper-case hexadecimal, two digits per byte."""
+    """A serial number in nginx's format: upper-case hexadecimal, two digits per byte."""
     number = f"{certificate.serial_number:X}"
     return number if len(number) % 2 == 0 else f"0{number}"
 

@@ -1,4 +1,4 @@
-"""The order of clients wherever it matters: partition numbers by value, site names by the alphabet."""
+"""The canonical order of clients: partition numbers by value, site names alphabetically."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,8 +9,8 @@ def natural_order(name: str) -> tuple[int, int | str]:
 
 
 class Numbered(Sequence[str]):
-    """The names "0", "1", ... of so many clients but the `excluded` ones, in their order. None is made before
-    it is read: a million names take as much memory as a million small models."""
+    """The names "0", "1", ... of clients without the `excluded` ones, in order. Names are created on access:
+    a million of them would take as much memory as a million small models."""
 
     def __init__(self, count: int, excluded: frozenset[str] = frozenset()) -> None:
         self.named = count

@@ -1,4 +1,4 @@
-"""The files of `conf/`: where they lie, and what can be chosen among them. Hydra is not needed for that."""
+"""The files of `conf/`: their location, and the available choices, without importing Hydra."""
 
 import importlib.util
 import logging
@@ -38,7 +38,7 @@ def package_dirs() -> list[Path]:
 
 
 def choices() -> dict[str, list[str]]:
-    """By group, the files that may be chosen; ours and those of installed packages."""
+    """The available files by group, ours and those of installed packages."""
     found: dict[str, set[str]] = {}
     for folder in (conf_dir(), *package_dirs()):
         for path in folder.glob("*/*.yaml"):
@@ -47,7 +47,7 @@ def choices() -> dict[str, list[str]]:
 
 
 def usual() -> dict[str, str]:
-    """By group, the file that is taken where none is chosen."""
+    """The default file of each group."""
     import yaml
 
     listed = yaml.safe_load((conf_dir() / "config.yaml").read_text(encoding="utf-8"))["defaults"]

@@ -1,4 +1,4 @@
-"""The digest by which both sides know an array: SHA-256 of its dtype, shape and bytes."""
+"""The digest that identifies an array on both sides: SHA-256 of its dtype, shape and bytes."""
 
 import hashlib
 import os
@@ -26,21 +26,21 @@ def digest(tensor: Tensor) -> str:
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """By name."""
+    """The digests of tensors, by name."""
     return start_digests(tensors)()
 
 
 def start_digests(
     tensors: Mapping[str, Tensor], coming: Callable[[], dict[str, Tensor]] | None = None
 ) -> Callable[[], dict[str, str]]:
-    """The same, as a function that waits for them. Do not change the arrays before it returns. `coming`:
-    their bytes, where `bytes_on_their_way` was called before.
+    """Start computing digests; returns a function that waits for them. Do not change the arrays before it
+    returns. `coming`: their bytes, if `bytes_on_their_way` was called before.
 
     Large arrays are hashed on threads: hashing is most of the server's work for a large model.
     """
     pieces = {name: _pieces(data) for name, data in (coming or bytes_on_their_way(tensors))().items()}
     queue = [piece for parts in pieces.values() if len(parts) > 1 for piece in parts]
-    # One share per thread: to submit every piece by itself takes as long as hashing it.
+    # One share per thread: submitting single pieces takes as long as hashing them.
     share = -(-len(queue) // THREADS) or 1
     jobs = [_pool().submit(_hash_all, queue[i : i + share]) for i in range(0, len(queue), share)]
     # Small arrays are hashed on this thread while the others run.
@@ -56,8 +56,8 @@ def start_digests(
 
 
 def bytes_on_their_way(tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
-    """Their bytes on the host, as a function that waits for them: views of arrays on the CPU; from a GPU in
-    one asynchronous copy."""
+    """Start copying bytes to the host; returns a function that waits for them: views of arrays on the CPU;
+    from a GPU in one asynchronous copy."""
     flat = {name: t.detach().contiguous().reshape(-1).view(torch.uint8) for name, t in tensors.items()}
     if not any(data.is_cuda for data in flat.values()):
         return lambda: flat

@@ -2,11 +2,11 @@
 
 
 class UserError(Exception):
-    """Something the person at the keyboard can mend: one sentence, what is wrong and what to change."""
+    """An error that the user can fix: one sentence with the problem and what to change."""
 
 
 class RunFailed(RuntimeError):
-    """The command was right, and yet a run did not get to a sound end: exit code 1."""
+    """The command was valid, but the run did not complete: exit code 1."""
 
 
 # What reading a damaged file can raise, in addition to a library's own errors.

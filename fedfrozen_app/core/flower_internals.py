@@ -1,8 +1,8 @@
 """Everything we use of Flower that is not its public API, with the reason for each use.
 
 Public are `flwr.app`, `flwr.clientapp`, `flwr.serverapp` and `flwr.serverapp.strategy`; any release may
-change the rest. Our other modules import internal names from here. A name is imported from Flower when it is
-first asked for, because some take seconds: the SuperLink brings a database and a web server.
+change the rest. Our other modules import internal names from here. A name is imported from Flower on first
+use, because some take seconds: the SuperLink imports a database and a web server.
 
 After an upgrade of Flower, `pytest -m slow tests/core/test_flower_internals.py` lists each name that has gone
 or changed, with the reason from the table below. pyproject.toml allows only versions of Flower that CI tests.
@@ -95,7 +95,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Internal:
-    """Where Flower keeps one of the names above, what it is called there, and why we use it."""
+    """The module and name of an internal in Flower, and why we use it."""
 
     module: str
     name: str
@@ -103,7 +103,7 @@ class Internal:
 
 
 def _table(*rows: tuple[str, str, str]) -> dict[str, Internal]:
-    """Rows of (module, names, why); `ours=theirs` where our name is another than Flower's."""
+    """Rows of (module, names, why); `ours=theirs` if our name differs from Flower's."""
     found = {}
     for module, names, why in rows:
         for word in names.split():
@@ -136,7 +136,7 @@ INTERNALS = _table(
         "trim_mean",
         "The trimmed mean of FedTrimmedAvg; the class itself has no way to aggregate arrays alone.",
     ),
-    # Handing in runs and following them
+    # Submitting runs and following them
     (
         "supercore.control",
         "ControlHttpClient",
@@ -277,7 +277,7 @@ TASK_POLL_INTERVAL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
 
 
 def __getattr__(name: str) -> Any:
-    """Import an internal of Flower when it is first asked for."""
+    """Import an internal of Flower on first use."""
     if name not in INTERNALS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     internal = INTERNALS[name]
@@ -290,7 +290,7 @@ def __getattr__(name: str) -> Any:
 
 
 def set_sender(node_id: int) -> None:
-    """Who sends the messages that this process makes, where no SuperLink sets it."""
+    """Set the sender of this process's messages, which a SuperLink would set."""
     from flwr.supercore.task_identity import TaskIdentity
 
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, node_id, 0

@@ -1,4 +1,4 @@
-"""Counted nouns, errors and commands, for sentences; texts from outside, made safe; keys with dots."""
+"""Format counted nouns, errors and commands; escape untrusted texts; flatten keys."""
 
 import shlex
 import time
@@ -13,7 +13,7 @@ def format_error(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """A text from outside, as one line: what a terminal, a log or a page would obey becomes an escape.
+    """An untrusted text as one line: characters that control a terminal, a log or a page are escaped.
 
     Python prints neither control characters nor those that format (ANSI's escape, line ends, right-to-left
     marks, zero widths), nor halves of surrogate pairs.
@@ -24,12 +24,12 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Our own text of several lines, with texts from outside in it: its line ends stay."""
+    """The same for a text of several lines: line ends are kept."""
     return text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
 
 
 def quoted(text: str, most: int = 400) -> str:
-    """What another party said, for a terminal, a log or a page: `printable`, and not longer than this."""
+    """Another party's text for a terminal, a log or a page: `printable`, at most `most` characters."""
     if len(text) > most:
         return f"{printable(text[:most])} (and {len(text) - most} more characters)"
     return printable(text)
@@ -41,7 +41,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def clock_time(seconds_from_now: float = 0.0) -> str:
-    """As people read it off a clock: "14:03:21"."""
+    """A local time: "14:03:21"."""
     return time.strftime("%H:%M:%S", time.localtime(time.time() + seconds_from_now))
 
 
@@ -54,5 +54,5 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def resume_command(folder: Path) -> str:
-    """What to type to continue the run of that folder."""
+    """The command that continues the run of this folder."""
     return f"fedfrozen resume {shlex.quote(str(folder))}"

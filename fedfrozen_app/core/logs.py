@@ -1,7 +1,7 @@
-"""What a person sees of the logs: our own lines, plainly, and the warnings of others.
+"""Logging: our own lines, and the warnings of other packages.
 
-With FEDFROZEN_LOG=json each line is an object for a log collector, with the site, run and round it is about.
-It holds no text of an exception, which may quote a row: its kind and its place instead.
+With FEDFROZEN_LOG=json each line is an object for a log collector, with its site, run and round. It contains
+an exception's type and place, but not its text, which may quote a row.
 """
 
 import datetime
@@ -21,31 +21,31 @@ from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import printable, printable_lines
 
 VARIABLE, JSON = "FEDFROZEN_LOG", "json"
-ABOUT = ("site", "run", "round")  # in every line, null where it is about none
+ABOUT = ("site", "run", "round")  # in every line, null if it does not apply
 OURS = ("fedfrozen_app", "strategies", "clients")
 SERVERS = ("flwr", "uvicorn", "uvicorn.error", "uvicorn.access")  # loggers with handlers of their own
 HIDDEN = "[hidden]"
 KEY = "[A-Z ]*PRIVATE KEY-----"
 PRIVATE_KEY = re.compile(rf"-----BEGIN {KEY}.*?(-----END {KEY}|\Z)", re.DOTALL)
 PASSWORD = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")  # of an address, such as a database's
-SHORTEST = 8  # characters of a secret: hiding shorter words would hide others
+SHORTEST = 8  # characters of a secret: hiding shorter words would hide other texts
 
 _process: dict[str, Any] = {}
 _task: ContextVar[dict[str, Any] | None] = ContextVar("what lines are about", default=None)
 _secrets: set[str] = set()
 
 
-# What lines are about ---------------------------------------------------------------------------------------
+# Context of lines ---------------------------------------------------------------------------------------
 
 
 def logs_of(**fields: str | int | None) -> None:
-    """From now on the lines of this process are about this site, run or round."""
+    """Set the site, run or round of all later lines of this process."""
     _process.update(fields)
 
 
 @contextmanager
 def about(**fields: str | int | None) -> Iterator[None]:
-    """Lines of the block, in this thread."""
+    """Set them for the lines of the block, in this thread."""
     token = _task.set({**(_task.get() or {}), **fields})
     try:
         yield
@@ -54,13 +54,13 @@ def about(**fields: str | int | None) -> Iterator[None]:
 
 
 def learn(**fields: str | int | None) -> None:
-    """What the block around turns out to be about."""
+    """Set them for the surrounding block, when they become known."""
     if (known := _task.get()) is not None:
         known.update(fields)
 
 
 def hide(secret: str | bytes | None) -> None:
-    """No line holds this, whoever writes it."""
+    """Remove this secret from all lines."""
     text = secret.decode("utf-8", "replace") if isinstance(secret, bytes) else secret or ""
     if len(text) >= SHORTEST:
         _secrets.add(text)
@@ -124,7 +124,7 @@ def _of_error(error: BaseException) -> dict[str, Any]:
 
 
 def wants_json() -> bool:
-    """`UserError` for a format that there is not."""
+    """Whether logs are JSON; `UserError` for an unknown format."""
     asked = os.environ.get(VARIABLE, "")
     if asked not in ("", "text", JSON):
         raise UserError(f"{VARIABLE}={asked} is no format of the logs: set it to text, or to json.")
@@ -132,7 +132,7 @@ def wants_json() -> bool:
 
 
 def prepare_logging() -> None:
-    """Again after Flower was imported: it brings handlers of its own."""
+    """Set up handlers; call it again after importing Flower, which adds its own."""
     as_json = wants_json()
     handler: logging.Handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLine() if as_json else OneLine())
@@ -154,5 +154,5 @@ def _take_lines_of_others() -> None:
 
 
 def uvicorn_config(usual: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What uvicorn is told about its logs: nothing, where `prepare_logging` has said it."""
+    """uvicorn's log configuration: none if `prepare_logging` has set it up."""
     return None if wants_json() else usual

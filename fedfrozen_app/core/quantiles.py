@@ -1,4 +1,4 @@
-"""Numbers of very many clients, as quantiles: a file or a page with a line for each would help nobody."""
+"""Quantiles of very many clients' numbers, instead of one line per client."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ HEAD = ["lowest", "5 % of clients below", "25 %", "median", "75 %", "95 %", "hig
 
 
 def quantiles(values: Any) -> dict[str, float]:
-    """By p0, p5, ..., p100; NaN is left out. Empty where nothing is left."""
+    """Quantiles as p0, p5, ..., p100, ignoring NaN; empty without values."""
     import numpy as np  # lazy: pages of a finished run do without
 
     known = np.asarray(values, dtype=np.float64)

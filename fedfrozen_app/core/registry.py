@@ -1,7 +1,7 @@
-"""What a configuration can name, and its place. Nothing is imported until it is asked for by name.
+"""The registry of objects that a configuration can name. Nothing is imported before it is used.
 
-What is built in is the table below. Other installed packages add theirs through entry points of the groups
-`fedfrozen.strategies`, `fedfrozen.algorithms` and so on: name = "module:object".
+Built-in objects are in the table below. Other installed packages add theirs through entry points of the
+groups `fedfrozen.strategies`, `fedfrozen.algorithms` and so on: name = "module:object".
 """
 
 import difflib
@@ -106,7 +106,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "adapters": {
         "lora": "fedfrozen_app.adapters.adapted:Adapted",
     },
-    # By adapter.rule: how clients' adapters become one.
+    # By adapter.rule: how clients' adapters are aggregated.
     "adapter_rules": {
         "average": "fedfrozen_app.adapters.rules.average:Average",
         "ffa": "fedfrozen_app.adapters.rules.ffa:FFA",
@@ -165,7 +165,7 @@ def places(group: str) -> dict[str, str]:
     """By name, "module:object" of everything in a group; what is built in cannot be replaced by a package."""
     others = {found.name: found.value for found in entry_points(group=f"fedfrozen.{group}")}
     built_in = BUILT_IN.get(group, {})
-    return built_in | others | built_in  # in the table's order, and then what others bring
+    return built_in | others | built_in  # in the table's order, followed by other packages'
 
 
 def register(group: str, name: str, thing: Any) -> None:
@@ -191,7 +191,7 @@ def not_in_table(group: str, name: str) -> str:
 
 
 def names(group: str) -> list[str]:
-    """In the table's order, then what packages bring, then what this process has added."""
+    """All names: in the table's order, then those of packages, then those added by this process."""
     return list(dict.fromkeys([*places(group), *(name for other, name in REGISTERED if other == group)]))
 
 
@@ -231,7 +231,7 @@ def _in_table(group: str, name: str) -> dict[str, Any] | None:
 
 
 def _described_by(thing: Any) -> tuple[str, str]:
-    paper = vars(thing).get("paper", "")  # its own, not that of the class it derives from
+    paper = vars(thing).get("paper", "")  # its own, not inherited
     return (thing.__doc__ or "").strip().partition("\n")[0], paper
 
 

@@ -1,7 +1,7 @@
-"""A generator of its own for every purpose, all from the run's one seed.
+"""Separate random generators for every purpose, all derived from the run's seed.
 
 Drawing batches never shifts the cohorts, and a client's stream depends on its name and the round, not on
-who ran before it: that is what makes every runtime and a resumed run repeat the same draws.
+which clients ran before: so every runtime and a resumed run repeat the same draws.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ def torch_generator(seed: int, purpose: str, *keys: int | str) -> torch.Generato
 
 
 def generators_of(device: torch.device) -> list[torch.Generator]:
-    """Those that dropout on this device draws from."""
+    """The generators used by dropout on this device."""
     generators = [torch.default_generator]
     if device.type == "cuda":
         generators.append(torch.cuda.default_generators[device.index or 0])
@@ -36,7 +36,7 @@ def generators_of(device: torch.device) -> list[torch.Generator]:
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Dropout draws from this seed within the block, and leaves the generators as they were.
+    """Within the block dropout uses this seed; afterwards the generators are restored.
 
     Not `torch.manual_seed`: without a GPU it queues a call and a stack trace for the day one appears.
     """

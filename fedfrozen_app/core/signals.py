@@ -1,4 +1,4 @@
-"""Ctrl-C, a scheduler's SIGTERM and a closed terminal's SIGHUP: one end, and when it must wait."""
+"""Handle Ctrl-C, a scheduler's SIGTERM and a closed terminal's SIGHUP alike, and delay them if needed."""
 
 import signal
 import threading
@@ -10,15 +10,15 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def interrupt_on_signals() -> None:
-    """All three end the work as Ctrl-C does. A signal that is ignored (nohup, `&`) stays ignored."""
-    if threading.current_thread() is threading.main_thread():  # only there can a handler be set
+    """Let all three signals act like Ctrl-C. A signal that is ignored (nohup, `&`) stays ignored."""
+    if threading.current_thread() is threading.main_thread():  # handlers can be set only there
         for number in ENDING:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _interrupt)
 
 
 def ignore_signals() -> None:
-    """For the last moment of a process: Python, while it ends, would die of one with another exit code."""
+    """Ignore signals at the end of a process: one during shutdown would change the exit code."""
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,4 +1,4 @@
-"""Standard output and errors that may close at any time: that ends the printing, not the work."""
+"""Standard output and error that may close at any time: that ends printing, not the run."""
 
 import contextlib
 import errno
@@ -12,16 +12,16 @@ GONE = (errno.EPIPE, errno.EIO, errno.EBADF)  # `| head`, a closed terminal, `>&
 
 
 def print_text(text: object, file: IO[str] | None = None) -> None:
-    """Print what holds names or sentences of others: no word in it moves the cursor or hides a line."""
+    """Print a text with untrusted parts, which cannot move the cursor or hide a line."""
     print(printable_lines(str(text)), file=file or sys.stdout)
 
 
 class Forgiving:
-    """A text stream as it is, until it cannot be written: from then on output is discarded."""
+    """A text stream that discards output after the first write error."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.error: OSError | None = None  # why nothing arrives any more
+        self.error: OSError | None = None  # the write error, if any
 
     def write(self, text: str) -> int:
         try:
@@ -38,7 +38,7 @@ class Forgiving:
 
     def _give_up(self, error: OSError) -> None:
         self.error = error
-        # What is still buffered must go somewhere, or Python complains when it ends.
+        # Buffered output must be written somewhere, or Python complains at exit.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
@@ -51,7 +51,7 @@ class Forgiving:
 
 
 def forgive_streams() -> None:
-    """For a process of the command: both streams are there, and none of them ends it."""
+    """Make standard output and error exist, and never end the process."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # it was closed before Python began

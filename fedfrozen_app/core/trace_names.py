@@ -1,4 +1,4 @@
-"""All that a span may be called, and the numbers that it may hold."""
+"""The allowed names and numbers of spans."""
 
 SPANS = frozenset(
     {

@@ -3,7 +3,7 @@
     FEDFROZEN_TRACES=traces.jsonl     one OTLP request in JSON per line, as OpenTelemetry's collector reads it
 
 A round is one trace. The server and each site make its id themselves, of the run's id and the round's number:
-nothing more travels between them, and no word of one names a span of the other. A span holds its name and
+nothing else is exchanged for this, and neither names spans of the other. A span holds its name and
 numbers; both must be declared here. It records no exception, whose text may quote a row.
 """
 
@@ -32,7 +32,7 @@ def trace_ids(run: str, number: int) -> tuple[int, int]:
 
 
 def start_tracing(service: str, exporter: Any = None) -> None:
-    """Once per process; does nothing where the variable is not set and no exporter is given."""
+    """Start tracing, once per process; does nothing without the variable or an exporter."""
     global _tracer
     path = os.environ.get(VARIABLE, "")
     if service not in SERVICES:
@@ -68,7 +68,7 @@ def stop_tracing() -> None:
 
 
 def checked(name: str, numbers: dict[str, float]) -> None:
-    """`ValueError` for a name or a number that is not declared: nothing else gets into a span."""
+    """`ValueError` for an undeclared name or number: spans contain nothing else."""
     if name not in SPANS:
         raise ValueError("this is no span's name")
     for key, value in numbers.items():
@@ -94,7 +94,7 @@ def round_span(name: str, run: str | None, number: int | None, began: int | None
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """Within a span of this thread; without one, nothing is recorded."""
+    """A child of this thread's current span; without one, nothing is recorded."""
     if _tracer is None or not _is_within_a_span():
         yield
         return
@@ -103,7 +103,7 @@ def span(name: str) -> Iterator[None]:
 
 
 def add_span(name: str, began: int) -> None:
-    """One that has just ended, within a span of this thread."""
+    """Add a child span that has just ended to this thread's current span."""
     if _tracer is not None and _is_within_a_span():
         checked(name, {})
         _tracer.start_span(name, start_time=began).end()

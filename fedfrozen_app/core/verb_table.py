@@ -1,4 +1,4 @@
-"""Every verb of the command: what it is for, the words it takes, examples.
+"""Every verb of the command: its purpose, arguments and examples.
 
 Declared separately from the code that does the work, so that `fedfrozen VERB --help` imports nothing heavy.
 """
@@ -22,7 +22,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "sweep": tuple(SWEEP_VERBS),
     "inspect": tuple(INSPECT_VERBS),
     "check": tuple(CHECK_VERBS),
-    "sites": ("try-sites", "provision", "site", "server"),  # each has words of its own: "site check"
+    "sites": ("try-sites", "provision", "site", "server"),  # each has subcommands: "site check"
     "research": ("theory", "align"),
     "shell": ("completion",),
 }
@@ -38,7 +38,7 @@ VERBS: dict[str, Verb] = {
 
 
 def parser(verb: str) -> Arguments:
-    """The parser of a verb, or of a verb and its word: "site check"."""
+    """The parser of a verb, or of a subcommand: "site check"."""
     about = VERBS[verb]
     below = [name for name in VERBS if name.startswith(f"{verb} ")]
     listed = [f"  {name:{max(map(len, below))}}  {VERBS[name].summary}" for name in below]

@@ -1,4 +1,4 @@
-"""A learned vocabulary as plain numbers, which a proposal can carry and a site can check.
+"""A learned vocabulary as plain numbers, which a proposal can contain and a site can check.
 
 Token numbers: four special tokens, the 256 bytes, then a token for each merge, which joins two tokens before
 it. So a list of numbers says everything, and no text is parsed at a site.
@@ -35,12 +35,12 @@ class Vocabulary:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def spec(self) -> dict[str, Any]:
-        """For a data specification."""
+        """The entry in a data spec."""
         return {"merges": list(self.merges), "lowercase": self.lowercase, "digest": self.digest}
 
 
 def problem_of_merges(merges: Sequence[int]) -> str | None:
-    """Why these numbers are no vocabulary; None if they are one."""
+    """Why these numbers are not a vocabulary; None if they are valid."""
     if len(merges) % 2 or len(merges) // 2 > MOST_PIECES - FIRST_MERGE:
         return "merges are no pairs, or too many"
     pairs = list(zip(merges[::2], merges[1::2], strict=True))

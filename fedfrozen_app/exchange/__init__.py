@@ -1,1 +1,1 @@
-"""What travels: roles, plans, requests, the ledger, codecs and messages."""
+"""The exchange between server and clients: roles, plans, requests, the ledger, codecs and messages."""

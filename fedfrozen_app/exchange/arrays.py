@@ -1,8 +1,8 @@
-"""Tensors as Flower arrays: as bytes between processes, by reference within one.
+"""Tensors as Flower arrays: bytes between processes, references within one.
 
-Flower carries every array of a message by requests of its own, several for each and at every hop:
-for a model of a hundred small arrays they take longer than the training. So all arrays of a message travel as
-one, in the safetensors format. Flower's own `Array(tensor)` uses `np.save`, which has no bfloat16.
+Flower transfers every array of a message by separate requests, several per array and hop: for a model of a
+hundred small arrays they take longer than the training. So all arrays of a message are sent as one, in the
+safetensors format. Flower's own `Array(tensor)` uses `np.save`, which has no bfloat16.
 """
 
 import math
@@ -17,16 +17,16 @@ from torch import Tensor
 from fedfrozen_app.core.digests import raw_bytes
 
 RAW = "raw"
-PACKED = "safetensors"  # the name and the type of the one array that holds all
+PACKED = "safetensors"  # the name and the type of the array that holds all others
 DTYPES = {
     str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16, torch.uint8)
 }
 
 
 class LocalArray(Array):
-    """An array that never leaves the process: the tensor itself, turned into bytes only if they are read.
+    """An array that never leaves the process: the tensor itself, converted to bytes only if they are read.
 
-    Insert it by item assignment: building `ArrayRecord({...})` would ask at once.
+    Insert it by item assignment: building `ArrayRecord({...})` would read the bytes at once.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -44,13 +44,13 @@ class LocalArray(Array):
 
 
 def to_record(tensors: Mapping[str, Tensor], *, local: bool) -> ArrayRecord:
-    """Named tensors for a message: `local` ones travel by reference, others packed into one array."""
+    """Named tensors for a message: by reference if `local`, otherwise packed into one array."""
     record = ArrayRecord()
     if local:
         for name, tensor in tensors.items():
             record[name] = LocalArray(tensor)
     elif tensors:
-        # Numbered, because the format has an order of its own.
+        # Numbered, because safetensors does not preserve the order.
         named = {f"{number} {name}": tensor for number, (name, tensor) in enumerate(tensors.items())}
         data = save({name: tensor.detach().cpu().contiguous() for name, tensor in named.items()})
         record[PACKED] = Array(dtype="uint8", shape=(len(data),), stype=PACKED, data=data)
@@ -69,12 +69,12 @@ def to_tensor(array: Array) -> Tensor:
         raise ValueError(f"has {len(array.data)} bytes for the shape {tuple(array.shape)}")
     if count == 0:
         return torch.empty(0, dtype=dtype).reshape(array.shape)
-    # The copy makes it writable: the server turns a reply into an update in place.
+    # A copy, to be writable: the server turns replies into updates in place.
     return torch.frombuffer(bytearray(array.data), dtype=dtype).reshape(array.shape)
 
 
 def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
-    """The named tensors of a record; `ValueError` with the rest of a sentence where one cannot be read."""
+    """The named tensors of a record; `ValueError`, as the rest of a sentence, if one cannot be read."""
     if PACKED in record:
         return _unpack(record[PACKED])
     found = {}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.names import namespace_of
 
-ALIGN = 64  # elements: every parameter starts where wide loads may
+ALIGN = 64  # elements: every parameter starts aligned for vectorised loads
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Layout:
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
-    spans: tuple[int, ...]  # elements a name takes in the row, padding included
+    spans: tuple[int, ...]  # elements of each name in the row, padding included
 
     @classmethod
     def of(cls, arrays: Mapping[str, Tensor]) -> "Layout":
@@ -26,7 +26,7 @@ class Layout:
         return cls(tuple(arrays), tuple(value.shape for value in arrays.values()), tuple(spans))
 
     def followed_by(self, other: "Layout") -> "Layout":
-        """Rows of this layout with rows of another behind them."""
+        """The layout of this layout's rows followed by another's."""
         return Layout(self.names + other.names, self.shapes + other.shapes, self.spans + other.spans)
 
     @property
@@ -40,7 +40,7 @@ class Layout:
         lead = rows.shape[:-1]
         parts = rows.split(self.spans, dim=-1)
         return {
-            # Most need no padding: not to cut them is a thirtieth of a small model's step.
+            # Most need no padding: skipping the slice saves a thirtieth of a small model's step.
             name: (part if shape.numel() == span else part[..., : shape.numel()]).reshape((*lead, *shape))
             for name, shape, span, part in zip(self.names, self.shapes, self.spans, parts, strict=True)
         }
@@ -52,29 +52,29 @@ class Layout:
         flat = [arrays[name].detach().reshape(-1) for name in self.names]
         row = flat[0].new_zeros(self.width)
         places = zip(row.split(self.spans), self.shapes, strict=True)
-        # One copy for all: on a GPU, padding each on its own would cost two launches a name.
+        # One copy for all: on a GPU, padding each separately would cost two launches per name.
         torch._foreach_copy_([place[: shape.numel()] for place, shape in places], flat)
         return row
 
 
 @dataclass
 class Block:
-    """The clients of a block after training: `values` holds a row for each."""
+    """The clients of a block after training: `values` has one row per client."""
 
     clients: tuple[str, ...]
     layout: Layout
-    base: Tensor  # (width,) where all of them started
+    base: Tensor  # (width,) the row from which all of them started
     values: Tensor  # (clients, width)
     examples: Sequence[int]
     metrics: dict[str, Tensor] = field(default_factory=dict)  # name: (clients,)
-    extra_metrics: Sequence[dict[str, float]] = ()  # by client: metrics that not all of them have
-    kept: Sequence[dict[str, Tensor]] = ()  # by client: what its plan calls private, which no slice holds
-    _there: dict[str, Tensor] = field(default_factory=dict, init=False)  # name: (clients,), to be looked at
-    _here: dict[str, list[float]] = field(default_factory=dict, init=False)  # what has been
+    extra_metrics: Sequence[dict[str, float]] = ()  # by client: metrics that only some clients have
+    kept: Sequence[dict[str, Tensor]] = ()  # by client: its private arrays, which are in no slice
+    _there: dict[str, Tensor] = field(default_factory=dict, init=False)  # name: (clients,), to be copied
+    _here: dict[str, list[float]] = field(default_factory=dict, init=False)  # name: values copied to the host
 
     def shared(self, names: tuple[str, ...], dropped: Collection[str] = ()) -> "Block":
-        """The block with these names alone, the first of its layout; the others become each client's own, but
-        for those of the namespaces `dropped`."""
+        """The block with only these names, the first ones of its layout; the others become the clients' kept
+        arrays, except for those of the namespaces `dropped`."""
         layout = Layout(names, self.layout.shapes[: len(names)], self.layout.spans[: len(names)])
         rest = [name for name in self.layout.names[len(names) :] if namespace_of(name) not in dropped]
         rows = [self.layout.views(row) for row in self.values]
@@ -90,12 +90,12 @@ class Block:
         return Slice(self, number)
 
     def look_at(self, name: str, values: Tensor) -> None:
-        """Copy these, (clients,), to the host with the next metrics that are read."""
+        """Queue these values, (clients,), to be copied to the host with the next metrics."""
         self._there[name] = values
 
     def seen(self, name: str) -> list[float]:
-        """One of the metrics, or of `look_at`, on the host: one wait for the device copies all that are still
-        there, whatever the number of clients."""
+        """A metric, or values from `look_at`, on the host: one synchronisation copies all pending values,
+        whatever the number of clients."""
         if name not in self._here:
             there = {n: v for n, v in {**self.metrics, **self._there}.items() if n not in self._here}
             table = torch.stack([value.double().to(self.values.device) for value in there.values()])
@@ -109,7 +109,7 @@ class Block:
 
 
 class Slice(Mapping[str, Tensor]):
-    """One client's arrays in a block. Its names and shapes are the layout's by construction."""
+    """One client's arrays in a block. Names and shapes are those of the layout by construction."""
 
     def __init__(self, block: Block, number: int) -> None:
         self.block, self.number = block, number

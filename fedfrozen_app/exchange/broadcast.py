@@ -1,8 +1,8 @@
-"""Codes of what the server broadcasts, as they travel: how an array has changed since a client held it.
+"""Wire format of coded broadcasts: the changes of an array since the value that a client holds.
 
-A coded array is called `coded/NAME`: the digest of the value that its codes change (32 bytes), then one code
-for each broadcast since. What comes out is known by its digest, as every array is, so that nothing is ever
-trained from a value that the server does not know of. Decoding must give the same bits everywhere.
+A coded array has the name `coded/NAME`: the digest of the value to which its codes apply (32 bytes), then one
+code for each broadcast since. The result is identified by its digest, like every array, so no client trains
+from a value that is unknown to the server. Decoding must give the same bits everywhere.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ def coded_name(name: str) -> str:
 
 
 def joined(before: str, codes: Sequence[Tensor]) -> Tensor:
-    """What travels for one array: codes in order, and the digest of the value that they change."""
+    """The wire format of one array: the digest of the value to which the codes apply, then the codes."""
     return torch.cat([bytes_of_digest(before), *codes])
 
 
@@ -43,7 +43,7 @@ def digest_in(data: Tensor) -> str:
 
 
 def most_codes(coder: UpdateCodec, array: Tensor) -> int:
-    """How many codes are shorter than the array itself; from shapes alone."""
+    """The largest number of codes that are shorter than the array itself; from shapes alone."""
     return max((array.nbytes - BEFORE - 1) // max(coder.size_of(array), 1), 0)
 
 
@@ -54,9 +54,8 @@ def coded_bytes(coder: UpdateCodec, array: Tensor, codes: int) -> int:
 def with_decoded(
     codec: tuple[str, Any] | None, base: Iterable[str], sent: Mapping[str, Tensor], cache: Cache
 ) -> Mapping[str, Tensor]:
-    """What was sent of these names, with the arrays that came as codes of the run's codec. One whose
-    beginning is not held, or whose bytes no server makes, is left out: the client asks for it as for any that
-    it lacks."""
+    """The sent arrays of these names, including those decoded from the run's codec. An array with invalid
+    bytes, or whose initial value is not held, is left out: it is requested as missing."""
     if codec is None:
         return sent
     coder, found = coder_of(codec), dict(sent)

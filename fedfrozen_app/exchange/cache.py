@@ -1,7 +1,7 @@
-"""The arrays a machine's clients hold, by the digest of their content.
+"""A cache of the arrays that a machine's clients hold, by digest of their content.
 
-In one process they are plain tensors in memory. Between processes they are also files, one safetensors
-file an array, shared by all clients of the machine, bounded in size, and verified whenever they are read.
+Within one process they are plain tensors in memory. Between processes they are also files, one safetensors
+file per array, shared by all clients of the machine, bounded in size, and verified at every read.
 """
 
 import logging
@@ -20,7 +20,7 @@ from fedfrozen_app.files.disk import patient
 
 log = logging.getLogger(__name__)
 DIGEST = re.compile(r"[0-9a-f]{64}")
-SHARE = 16  # processes that may fill what is free at the same time
+SHARE = 16  # processes that may fill the free space concurrently
 
 
 class Cache:
@@ -28,7 +28,7 @@ class Cache:
         self._memory: dict[str, Tensor] = {}
         self._folder = folder
         self._limit = limit_bytes
-        self._room = 0  # bytes that may be written before the next look at the folder
+        self._room = 0  # bytes that may be written before the folder is checked again
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -39,9 +39,9 @@ class Cache:
     def complete(
         self, base: Mapping[str, str], sent: Mapping[str, Tensor], *, verify: bool
     ) -> tuple[dict[str, Tensor], list[str]]:
-        """The arrays of `base` from what was sent and what is held, and the names that are missing.
+        """The arrays of `base` from the sent and the held ones, and the names that are missing.
 
-        `verify` checks the digest of what was sent; within one process the sender's word is enough.
+        `verify`: check the digests of sent arrays; within one process the sender is trusted.
         """
         found: dict[str, Tensor] = {}
         for name, digest in base.items():
@@ -51,7 +51,7 @@ class Cache:
                 found[name] = tensor
             elif (held := self.get(digest)) is not None:
                 found[name] = held
-        # Memory holds one base: older values belong to models that no request names again.
+        # Memory holds one base: no request will name older values again.
         current = set(base.values())
         self._memory = {key: value for key, value in self._memory.items() if key in current}
         return found, [name for name in base if name not in found]
@@ -90,7 +90,7 @@ class Cache:
             log.warning("The cached array %s is damaged: asking for it again.", path)
             path.unlink(missing_ok=True)
             return None
-        os.utime(path)  # recently used: the last to go when room is needed
+        os.utime(path)  # mark as recently used: evicted last
         self._memory[digest] = tensor
         return tensor
 
@@ -103,23 +103,23 @@ class Cache:
 
     def _path(self, digest: str) -> Path:
         assert self._folder is not None
-        if not DIGEST.fullmatch(digest):  # the server's word: it must not lead out of this folder
+        if not DIGEST.fullmatch(digest):  # from the server: it must not be a path out of this folder
             raise ValueError("an array is asked for by something that is no digest")
         return self._folder / f"{digest}.safetensors"
 
     def _make_room(self, size: int) -> int:
-        """Make room for `size` bytes by dropping the least recently used; returns how many are then free.
+        """Make room for `size` bytes by evicting the least recently used files; returns the free bytes.
 
-        A tenth is freed at once: the folder may have very many files, and looking at them takes time.
+        Frees a tenth at once: the folder may have very many files, and listing them takes time.
         """
         assert self._folder is not None
         files = []
         for entry in os.scandir(self._folder):
             if not DIGEST.fullmatch(entry.name.removesuffix(".safetensors")):
-                continue  # not ours to remove, or not yet whole
+                continue  # not a cache file, or not complete yet
             try:
                 files.append((entry.stat(), entry.path))
-            except FileNotFoundError:  # another process made room at the same moment
+            except FileNotFoundError:  # another process removed it concurrently
                 continue
         total = sum(stat.st_size for stat, _ in files) + size
         if total > self._limit:

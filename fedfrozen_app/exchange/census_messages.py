@@ -1,4 +1,4 @@
-"""The messages of a census: what is asked, and what a node counts."""
+"""The messages of a census: the request, and a node's counts."""
 
 from dataclasses import asdict, dataclass
 
@@ -12,7 +12,7 @@ CENSUS = f"{MessageType.QUERY}.census"
 
 @dataclass(frozen=True)
 class CensusReply:
-    """A node's answer to a census: its counts as JSON; or that it waits for approval, or refused."""
+    """A node's answer to a census: its counts as JSON, or that it waits for approval, or refused."""
 
     name: str
     state: str = ""
@@ -25,7 +25,7 @@ def census_message(node: int, ask: str, ttl: float) -> Message:
 
 
 def census_text(message: Message) -> str:
-    """What is asked; `ValueError` if the message brings nothing."""
+    """The text of the request; `ValueError` if the message has none."""
     try:
         return text_of(message, "census", "ask")
     except UNREADABLE as error:
@@ -37,7 +37,7 @@ def census_reply(message: Message, reply: CensusReply) -> Message:
 
 
 def read_census(message: Message) -> CensusReply:
-    """`ValueError` with a reason when the message is no answer of ours."""
+    """Parse an answer; `ValueError` with a reason if the message is not one."""
     if message.has_error():
         raise ValueError(f"failed: {message.error.reason or 'no reason given'}")
     try:

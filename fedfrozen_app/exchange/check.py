@@ -1,4 +1,4 @@
-"""Whether a reply may enter the sum: names, shapes, dtypes, weight, metrics, and the request it answers."""
+"""Check whether a reply may enter the sum: names, shapes, dtypes, weight, metrics, and its request."""
 
 from collections.abc import Collection, Mapping
 
@@ -21,9 +21,9 @@ def problem_of(
     declared: Collection[str] | None = None,
 ) -> str | None:
     """Why the reply must be set aside, as the rest of a sentence; None if it is valid. `declared`: the
-    metrics that it may have; None: those of the request alone, without a strategy's own.
+    allowed metrics; None: those of the request alone, without the strategy's.
 
-    Finiteness is checked where the values are read anyway (`RunningMean.add`).
+    Finiteness is checked when the values are read anyway (`RunningMean.add`).
     """
     if reply.request != request.digest:
         return "answers another request than this round's"
@@ -34,7 +34,7 @@ def problem_of(
         return problem
     shared = request.sent_names
     if isinstance(reply.arrays, Slice):
-        # Rows of a block have the model's shapes by construction; whether these are the plan's names is all.
+        # Rows of a block have the model's shapes by construction: check only the names.
         same = reply.arrays.block.layout.names == shared
         return None if same else "holds other names than the plan shares"
     if extra := sorted(set(reply.arrays) - set(shared)):
@@ -59,7 +59,7 @@ def problem_of(
 
 
 def problem_of_choice(reply: Reply, request: TrainRequest, roles: Mapping[str, Role]) -> str | None:
-    """The same for a reply that names the layers its client would take, and nothing else."""
+    """The same for a reply that contains only its client's choice of layers."""
     assert request.chooser is not None
     if reply.arrays or reply.metrics or reply.examples:
         return "sent more than its choice of layers"

@@ -1,4 +1,4 @@
-"""How an upload is encoded, and its size. The request names the codec and its setting."""
+"""The interface of upload codecs: encode, decode, size. The request names the codec and its setting."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,20 +13,20 @@ Roles = Mapping[str, Role]
 
 @dataclass
 class ClientSide:
-    """What a codec may use at the client alone."""
+    """Inputs of a codec that exist only on the client."""
 
     seed: int = 0  # of this client and round
-    # By parameter, what earlier rounds have not sent. `encode` adds it to the update and replaces it.
+    # By parameter: the unsent residual of earlier rounds. `encode` adds it to the update and replaces it.
     residual: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Codec(Protocol):
-    # Arrays of an encoded upload that are no parameters; their bytes are counted under their name.
+    # Arrays of an encoded upload other than parameters; their bytes are counted under their name.
     extra_names: ClassVar[tuple[str, ...]]
-    # Whether a client adds what it has not sent to its next update.
+    # Whether a client adds the unsent residual to its next update (error feedback).
     error_feedback: ClassVar[bool]
-    codes_adapters: ClassVar[bool]  # whether it makes sense for the factors that adapters are
-    codes_broadcasts: ClassVar[bool]  # whether what the server sends can be coded so too
+    codes_adapters: ClassVar[bool]  # whether it is suitable for the factors of adapters
+    codes_broadcasts: ClassVar[bool]  # whether it can also encode the server's broadcasts
 
     def encode(
         self,
@@ -35,13 +35,13 @@ class Codec(Protocol):
         roles: Roles,
         client: ClientSide | None = None,
     ) -> dict[str, Tensor]:
-        """What travels in place of these arrays, which began the round as `base`."""
+        """The arrays to send in place of these, which were `base` at the start of the round."""
         ...
 
     def decode(
         self, arrays: Mapping[str, Tensor], base: Mapping[str, Tensor], roles: Roles
     ) -> dict[str, Tensor]:
-        """The arrays again; `ValueError`, as the rest of a sentence, when they cannot be read."""
+        """The decoded arrays; `ValueError`, as the rest of a sentence, if they are invalid."""
         ...
 
     def sizes(self, names: Iterable[str], model: Mapping[str, Tensor], roles: Roles) -> dict[str, int]:
@@ -50,7 +50,7 @@ class Codec(Protocol):
 
 
 def plain_sizes(names: Iterable[str], model: Mapping[str, Tensor], roles: Roles) -> dict[str, int]:
-    """The same without a codec."""
+    """The sizes without a codec."""
     sizes: dict[str, int] = {}
     for name in names:
         kind = roles[name].kind

@@ -1,6 +1,6 @@
 """Bytes on the wire, counted in one place for every runtime.
 
-By role: the arrays' own bytes, exactly. In total: those plus the text of requests and replies.
+By role: the exact bytes of arrays. In total: these plus the text of requests and replies.
 """
 
 from collections import Counter
@@ -17,28 +17,28 @@ from fedfrozen_app.exchange.summed import SummedReply
 
 @dataclass(frozen=True)
 class Upload:
-    """What one reply weighs on the wire."""
+    """The bytes of one reply on the wire."""
 
     by_role: Counter[str] = field(default_factory=Counter)
-    size: int = 0  # with its text
+    size: int = 0  # including its text
 
 
 @dataclass
 class Traffic:
-    """What one round sent in both directions, over all its clients."""
+    """The bytes of one round in both directions, over all its clients."""
 
     up: int = 0
     down: int = 0
-    down_cold: int = 0  # what it would be if no client had held anything when the run began
+    down_cold: int = 0  # the same if no client had held any array when the run began
     up_by_role: Counter[str] = field(default_factory=Counter)
     down_by_role: Counter[str] = field(default_factory=Counter)
     by_client: dict[str, list[int]] | None = None  # bytes down and up of each; None: not counted
 
     _rows: dict[tuple[str, ...], Counter[str]] = field(default_factory=dict)  # of blocks, by their names
-    _uploads: dict[str, Upload] = field(default_factory=dict)  # by client, where clients are counted
+    _uploads: dict[str, Upload] = field(default_factory=dict)  # by client, if clients are counted
 
     def sent(self, client: str, by_role: Counter[str], text: int, cold: int | None = None) -> None:
-        """Count arrays and `text` bytes of text. `cold`: bytes of arrays for a client that held nothing when
+        """Count arrays and `text` bytes of text. `cold`: bytes of arrays if the client had held nothing when
         the run began; None: the same."""
         _add(self.down_by_role, by_role)
         size = sum(by_role.values())
@@ -54,19 +54,19 @@ class Traffic:
         roles: Mapping[str, Role],
         extra_names: Collection[str] = (),
     ) -> None:
-        """`extra_names` are the arrays of an encoded upload that are no parameters."""
+        """Count a reply. `extra_names`: the arrays of an encoded upload other than parameters."""
         by_role = self._by_role(arrays, roles, extra_names)
         self._receive(client, by_role, text)
 
     def masked(self, client: str, by_role: Counter[str], text: str) -> None:
-        """A masked reply: its bytes by the roles of the arrays that are in it."""
+        """Count a masked reply, with its bytes by role."""
         self._receive(client, by_role, text)
 
     def _receive(self, client: str, by_role: Counter[str], text: str) -> None:
         self.arrived(client, Upload(by_role, sum(by_role.values()) + len(text.encode())))
 
     def arrived(self, client: str, upload: Upload) -> None:
-        """Count a reply, of this round or of an earlier one."""
+        """Count a reply that arrived, of this round or an earlier one."""
         _add(self.up_by_role, upload.by_role)
         self.up += upload.size
         self._count(client, 0, upload.size)
@@ -75,7 +75,7 @@ class Traffic:
             self._uploads[client] = Upload(before.by_role + upload.by_role, before.size + upload.size)
 
     def postpone(self, client: str) -> Upload:
-        """Take out what this client sent, which counts in the round in which it arrives."""
+        """Remove this client's upload, to be counted in the round in which it arrives."""
         upload = self._uploads.pop(client, Upload())
         self.up_by_role -= upload.by_role
         self.up -= upload.size
@@ -88,7 +88,7 @@ class Traffic:
             sizes[0], sizes[1] = sizes[0] + down, sizes[1] + up
 
     def asked(self, client: str, question: str, answer: str) -> None:
-        """A question without arrays, and its answer."""
+        """Count a text without arrays, and its answer."""
         self._count(client, len(question.encode()), len(answer.encode()))
         self.down += len(question.encode())
         self.down_cold += len(question.encode())
@@ -99,7 +99,7 @@ class Traffic:
     ) -> Counter[str]:
         if not isinstance(arrays, Slice | SummedReply):
             return bytes_by_role(arrays, roles, extra_names)
-        # In a round all blocks hold the same arrays.
+        # In a round all blocks have the same arrays.
         names = arrays.block.layout.names if isinstance(arrays, Slice) else tuple(arrays)
         if names not in self._rows:
             self._rows[names] = bytes_by_role(arrays, roles)
@@ -107,7 +107,7 @@ class Traffic:
 
 
 def _add(total: Counter[str], more: Mapping[str, int]) -> None:
-    """As `Counter.update` does, which takes longer to see what it is given than to add a few numbers."""
+    """Like `Counter.update`, whose type checks take longer than adding a few numbers."""
     for role, size in more.items():
         total[role] += size
 
@@ -115,9 +115,10 @@ def _add(total: Counter[str], more: Mapping[str, int]) -> None:
 def bytes_by_role(
     arrays: Mapping[str, Tensor], roles: Mapping[str, Role], extra_names: Collection[str] = ()
 ) -> Counter[str]:
-    """An array beside a parameter counts for its role; what a codec adds has a line of its own."""
+    """Bytes of arrays by role. Arrays in namespaces count for their parameter's role; a codec's are
+    separate."""
     total: Counter[str] = Counter()
-    if isinstance(arrays, Slice):  # from the layout: no view is made of each of its arrays
+    if isinstance(arrays, Slice):  # from the layout, without a view of each array
         size, layout = arrays.block.values.element_size(), arrays.block.layout
         sizes = {n: s.numel() * size for n, s in zip(layout.names, layout.shapes, strict=True)}
     else:

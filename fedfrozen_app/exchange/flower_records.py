@@ -1,4 +1,4 @@
-"""Records of a Flower message, read with a check of their kind."""
+"""Read records of a Flower message, with type checks."""
 
 from typing import TypeVar
 
@@ -6,7 +6,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 LONGEST_NAME = 100  # a client's name is shown in tables, charts and log lines
-# What reading JSON texts and records that are not ours can raise.
+# Exceptions from reading invalid JSON texts and records.
 UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
 
 
@@ -18,8 +18,8 @@ def text_of(message: Message, key: str, name: str) -> str:
 
 
 def record_of(message: Message, key: str, kind: type[R]) -> R:
-    """By item, not through `content.array_records`: that view leaves a reference cycle behind, and with it a
-    message's whole model in memory until the next garbage collection."""
+    """A record of a message. Reads by item, not through `content.array_records`: that view leaves a reference
+    cycle, which keeps the message's whole model in memory until the next garbage collection."""
     record = message.content[key]
     if not isinstance(record, kind):
         raise TypeError(f"{key} is no {kind.__name__}")

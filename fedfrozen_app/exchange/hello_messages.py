@@ -1,4 +1,4 @@
-"""Hello: who a node is, and the run that a site is asked to take part in."""
+"""Hello messages: a node's identity, and the run proposed to a site."""
 
 import json
 from collections.abc import Mapping
@@ -12,23 +12,23 @@ from fedfrozen_app.exchange.flower_records import LONGEST_NAME, UNREADABLE, reco
 WAITING, REFUSED = "waiting", "refused"  # states of a site that does not take part
 ALIVE = f"{MessageType.QUERY}.alive"
 SITE_KEYS = {"name", "held", "state", "anchor"}  # of a site's hello
-SIMULATION_KEYS = {"num_partitions"}  # of a simulated node's, besides; earlier sites send them as null
+SIMULATION_KEYS = {"num_partitions"}  # of a simulated node's hello; older sites send null
 
 
 @dataclass(frozen=True)
 class Hello:
-    """Who a node is: its client name (a partition number or a site), and what it holds already. Only a
-    simulated node has `num_partitions`."""
+    """A node's answer: its client name (a partition number or a site), and the digests that it holds. Only
+    simulated nodes have `num_partitions`."""
 
     name: str
     num_partitions: int | None = None
     held: list[str] = field(default_factory=list)
-    state: str = ""  # of a site that does not take part: it waits for approval, or refused
+    state: str = ""  # of a site that does not take part: WAITING or REFUSED
     anchor: str = ""  # the last digest of a site's audit log
 
 
 def hello_message(node: int, data_spec: Mapping[str, Any], ttl: float, proposal: str = "") -> Message:
-    """`data_spec`: how this run reads its data (order of the classes, normalisation, sizes).
+    """A hello to a node. `data_spec`: the run's data format (order of classes, normalisation, sizes).
 
     `proposal` is for sites with an executor; other nodes ignore it.
     """
@@ -42,7 +42,7 @@ def hello_reply(message: Message, hello: Hello) -> Message:
 
 
 def read_hello(message: Message, *, site: bool = False) -> Hello:
-    """`ValueError` with a reason when the message is no hello of ours; `site`: or not that of a site."""
+    """Parse a hello; `ValueError` with a reason if it is invalid. `site`: it must be that of a site."""
     try:
         data = json.loads(str(record_of(message, "hello", ConfigRecord)["json"]))
         name, parts, held = data["name"], data.get("num_partitions"), data["held"]
@@ -65,7 +65,7 @@ def read_hello(message: Message, *, site: bool = False) -> Hello:
 
 
 def proposal_text(message: Message) -> str:
-    """`ValueError` if the hello brings none."""
+    """The proposal's text; `ValueError` if the hello has none."""
     try:
         return text_of(message, "hello", "proposal")
     except UNREADABLE as error:

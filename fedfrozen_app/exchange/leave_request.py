@@ -1,7 +1,7 @@
-"""A site's signed request that a run forgets it: one JSON file, for the people who operate the run.
+"""A site's signed request to be removed from a run: one JSON file, for the people who operate the run.
 
-The signature is by the key of the site's certificate, which lies beside it. What is signed says what it is
-for, so that no other signature of that key can pass for it.
+Signed with the key of the site's certificate, which is in the file. The signed text contains its purpose, so
+that no other signature of that key can be used in its place.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Verifier(Protocol):
 @dataclass(frozen=True)
 class LeaveRequest(Spelled):
     site: str
-    run: str  # the run's id, as its proposal says it
+    run: str  # the run's id from its proposal
     proposal: str  # its hash
     reason: str
     written: str
@@ -48,7 +48,7 @@ class LeaveRequest(Spelled):
 
 
 def read_leave_request(text: str, verifier: Verifier) -> LeaveRequest:
-    """`ValueError`, as the rest of a sentence, if it is none or its signature is not the site's."""
+    """Parse and verify a request; `ValueError`, as the rest of a sentence, if it is invalid."""
     found = read_json(text, most=MOST, depth=3, longest=LONGEST)
     if not isinstance(found, dict) or set(found) != {"request", "certificate", "signature"}:
         raise ValueError("it is no file of `fedfrozen site leave`")

@@ -1,16 +1,16 @@
-"""The server's record of which arrays each client has confirmed, so that only what it lacks is sent."""
+"""The server's record of the arrays that each client has confirmed, so that only missing ones are sent."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-LISTED = 1000  # clients; of more each set, which a round's cohort shares, is written once
-SETS = "sets of many clients"  # no client has such a name: it is no partition number and no site's
+LISTED = 1000  # clients; with more, each set of digests, which a cohort shares, is saved once
+SETS = "sets of many clients"  # cannot be a client's name: neither a partition number nor a site
 
 
 class Ledger:
     def __init__(self) -> None:
         self._held: dict[str, frozenset[str]] = {}
-        self._confirmed: dict[str, frozenset[str]] = {}  # of those, what this run has brought
+        self._confirmed: dict[str, frozenset[str]] = {}  # those that this run has sent
 
     def knows(self, client: str) -> bool:
         return client in self._held
@@ -25,32 +25,31 @@ class Ledger:
         return [name for name, digest in base.items() if digest not in held]
 
     def confirmed(self, client: str) -> frozenset[str]:
-        """What this run has brought of what it holds."""
+        """The digests held by the client that this run has sent."""
         return self._confirmed.get(client, frozenset())
 
     def missing_cold(self, client: str, base: Mapping[str, str]) -> list[str]:
-        """The same if the client had held nothing when the run began."""
+        """The same as if the client had held nothing when the run began."""
         held = self.confirmed(client)
         return [name for name, digest in base.items() if digest not in held]
 
     def is_cold(self, client: str) -> bool:
-        """Whether the client holds nothing that another run has brought."""
+        """Whether the client holds no arrays from other runs."""
         held, confirmed = self._held.get(client), self._confirmed.get(client)
         return held is confirmed or not held
 
     def find(self, client: str, digests: Iterable[str]) -> None:
-        """The client reports that it holds these, from whatever source."""
+        """Record that the client reports to hold these, from any source."""
         held = self._held[client] = frozenset(digests)
         confirmed = self._confirmed.get(client, frozenset()) & held
         self._confirmed[client] = held if confirmed == held else confirmed
 
     def confirm(self, client: str, digests: Iterable[str]) -> None:
-        """The client holds exactly these: its newest base, so the record stays one model long."""
+        """Record that the client holds exactly these, its newest base, so the record is one model long."""
         self._held[client] = self._confirmed[client] = frozenset(digests)
 
     def state_dict(self) -> dict[str, Any]:
-        """What this run has brought: a client says by itself what else it holds. Of many clients by
-        set."""
+        """The arrays that this run has sent: clients report others themselves. With many clients, by set."""
         if len(self._confirmed) <= LISTED:
             return {client: sorted(held) for client, held in self._confirmed.items()}
         places = {held: place for place, held in enumerate(dict.fromkeys(self._confirmed.values()))}

@@ -1,4 +1,4 @@
-"""The messages of a masked round that carry no arrays, and the shares that travel with its train request."""
+"""The messages of a masked round without arrays, and the shares that are sent with its train request."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ MASKING = f"{MessageType.QUERY}.{MASKED_BY}"
 def masking_message(
     node: int, server_round: int, text: str, *, ttl: float, ticket: Mapping[str, str] | None = None
 ) -> Message:
-    """A step of a masked round that carries no array."""
+    """A message for a step of a masked round without arrays."""
     content = RecordDict({"masking": ConfigRecord({"json": text})})
     if ticket:
         content["ticket"] = ConfigRecord(dict(ticket))
@@ -25,7 +25,7 @@ def masking_reply(message: Message, text: str) -> Message:
 
 
 def masking_text(message: Message) -> str:
-    """`ValueError` with a reason if it brings none."""
+    """The text of the message; `ValueError` with a reason if it has none."""
     if message.has_error():
         raise ValueError(f"failed: {message.error.reason or 'no reason given'}")
     try:
@@ -35,11 +35,11 @@ def masking_text(message: Message) -> str:
 
 
 def with_envelopes(content: RecordDict, text: str) -> RecordDict:
-    """The same content with the shares that other clients have sealed for this one."""
+    """The same content with the shares that other clients have encrypted for this one."""
     return RecordDict({**dict(content.items()), "envelopes": ConfigRecord({"json": text})})
 
 
 def envelopes_of(message: Message) -> str:
-    """Empty if the request brings none."""
+    """The encrypted shares in a request; empty if there are none."""
     record = message.content.get("envelopes")
     return str(record["json"]) if isinstance(record, ConfigRecord) and "json" in record else ""

@@ -1,6 +1,6 @@
 """Train requests and their replies as Flower messages.
 
-Only arrays, JSON texts and numbers travel: nothing is ever unpickled.
+Messages contain only arrays, JSON texts and numbers: nothing is ever unpickled.
 """
 
 import json
@@ -30,14 +30,14 @@ class Reply:
     metrics: dict[str, float] = field(default_factory=dict)
     lacks: list[str] = field(default_factory=list)
     declined: str = ""  # why the client will not take part, as the rest of a sentence
-    text: str = ""  # the record as it travelled, for counting
+    text: str = ""  # the record as sent, to count its bytes
     anchor: str = ""  # the last digest of a site's audit log
-    chosen: list[int] = field(default_factory=list)  # the layers that it would train, if it was asked
-    opens_in: float = 0.0  # seconds, of a site that declines outside its opening hours
-    pending: "Pending | None" = None  # where its metrics are still to come from
+    chosen: list[int] = field(default_factory=list)  # its choice of layers, if the request asks for it
+    opens_in: float = 0.0  # seconds until a closed site opens
+    pending: "Pending | None" = None  # the source of metrics that are not computed yet
 
     def settle(self) -> None:
-        """Fetch its metrics, which may wait for the device."""
+        """Fetch its metrics, which may synchronise with the device."""
         if self.pending is not None:
             self.metrics, self.pending = self.pending.block.metrics_of(self.pending.number), None
 
@@ -66,7 +66,7 @@ def train_content(
 
 
 def ticket_of(message: Message) -> dict[str, str]:
-    """Empty if the request has none."""
+    """The accepted proposal that a request names; empty if it has none."""
     record = message.content.get("ticket")
     return {key: str(value) for key, value in record.items()} if isinstance(record, ConfigRecord) else {}
 
@@ -89,12 +89,12 @@ def train_message(node: int, request: TrainRequest, content: RecordDict, *, ttl:
 
 
 def message_to(node: int, message: Message) -> Message:
-    """The same message, made now and for this node; that one must not have been sent."""
+    """A copy of the message, created now and for this node; the original must not have been sent."""
     return copy_message(message, {"_dst_node_id": node, "_created_at": time.time()})
 
 
 def read_train(message: Message) -> tuple[TrainRequest, dict[str, Tensor]]:
-    """The request and the arrays that came with it."""
+    """Parse a train request and its arrays."""
     request = read_train_request(str(message.content["order"]["json"]))
     return request, arrays_of(message)
 
@@ -104,7 +104,7 @@ def arrays_of(message: Message) -> dict[str, Tensor]:
 
 
 class ReplyRecord(ArrayRecord):
-    """A reply within the process, as it is."""
+    """A reply within the process, as an object."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__()
@@ -115,11 +115,11 @@ class ReplyRecord(ArrayRecord):
 
 
 class BlockRecord(ArrayRecord):
-    """The replies of a block's clients to one request, within the process: they share one object. `numbers`
-    are their places in the block, by the message that each of them answers."""
+    """The replies of a block's clients to one request, within the process: they share one object. `numbers`:
+    their places in the block, by the id of the answered message."""
 
     def __init__(self, block: Block, request: str, *, shared: bool) -> None:
-        """`request` is the digest of theirs; `shared`: whether they send arrays."""
+        """`request`: the digest of their request; `shared`: whether they send arrays."""
         super().__init__()
         self.block, self.request, self.shared = block, request, shared
         self.text = _reply_text(Reply(request))
@@ -136,7 +136,7 @@ def block_replies(
     block: Block, asked: Sequence[Message], requests: Sequence[str], *, shared: bool
 ) -> list[Message]:
     """The replies of a block's clients to these messages, whose requests have these digests. Replies to the
-    same request share their content, which is never changed."""
+    same request share their content, which never changes."""
     firsts: dict[str, tuple[BlockRecord, Message]] = {}
     replies = []
     for number, (message, request) in enumerate(zip(asked, requests, strict=True)):
@@ -156,13 +156,13 @@ def train_reply(message: Message, reply: Reply, *, local: bool) -> Message:
     content = RecordDict()
     content["arrays"] = to_record(reply.arrays, local=local)
     content["reply"] = ConfigRecord({"json": _reply_text(reply)})
-    # Flower's own name for the weight, so that its tools understand our replies.
+    # Flower's name for the weight, so that its tools understand our replies.
     content["metrics"] = MetricRecord({"num-examples": reply.examples, **reply.metrics})
     return Message(content, reply_to=message)
 
 
 def reply_bytes(request: TrainRequest) -> int:
-    """The length of the text of a reply that lacks nothing."""
+    """The text length of a reply without missing arrays."""
     return len(_reply_text(Reply(request.digest)).encode())
 
 
@@ -180,7 +180,7 @@ def _reply_text(reply: Reply) -> str:
 
 
 def read_reply(message: Message) -> Reply:
-    """`ValueError` with a reason when the message is not a reply of ours."""
+    """Parse a reply; `ValueError` with a reason if it is invalid."""
     if message.has_error():
         raise ValueError(f"failed: {message.error.reason or 'no reason given'}")
     if message.has_content() and isinstance(
@@ -192,7 +192,7 @@ def read_reply(message: Message) -> Reply:
         data = json.loads(text)
         numbers = record_of(message, "metrics", MetricRecord)
         record = record_of(message, "arrays", ArrayRecord)
-        # A list is no metric of ours: float() refuses it with the TypeError below.
+        # A list is not a metric: float() raises the TypeError handled below.
         metrics = {key: float(value) for key, value in numbers.items()}  # type: ignore[arg-type]
         reply = Reply(
             request=data["order"],

@@ -1,4 +1,4 @@
-"""The part of a proposal that says which model is trained: numbers, and words of a closed list."""
+"""The part of a proposal that defines the model: numbers, and words from a closed list."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 from fedfrozen_app.config import setting
 
 KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
-# A model's settings are numbers; where one is a word, it is one of these. A hub's name is none of them.
+# Model settings are numbers; these are the only allowed words. Names of hub models are not among them.
 MODEL_WORDS = {
     **dict.fromkeys(
         ("hidden_act", "activation", "activation_function"),

@@ -1,7 +1,7 @@
 """Names of arrays.
 
-A parameter goes by its own name. An array that a method keeps beside it, such as a control variate, is called
-`namespace/name`, has the parameter's role and shape, and follows the plan as it does.
+A parameter has its own name. An array that a method keeps for it, such as a control variate, is named
+`namespace/name`, has the parameter's role and shape, and follows the plan in the same way.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,7 +34,7 @@ def parameters_in(arrays: Mapping[str, T]) -> dict[str, T]:
 
 
 def by_namespace(arrays: Mapping[str, T]) -> dict[str, dict[str, T]]:
-    """Namespace, then name: everything but the parameters."""
+    """{namespace: {name: array}} of all arrays except parameters."""
     found: dict[str, dict[str, T]] = {}
     for name, value in arrays.items():
         space, _, named = name.rpartition("/")
@@ -44,13 +44,13 @@ def by_namespace(arrays: Mapping[str, T]) -> dict[str, dict[str, T]]:
 
 
 def flattened(spaces: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
-    """The inverse: by `namespace/name`."""
+    """The inverse: arrays by `namespace/name`."""
     return {
         with_namespace(space, name): value for space, named in spaces.items() for name, value in named.items()
     }
 
 
 def names_in_namespaces(namespaces: Iterable[str], names: Iterable[str]) -> list[str]:
-    """An array of each namespace for each name."""
+    """The array names of each namespace, for each parameter name."""
     known = tuple(names)
     return [with_namespace(space, name) for space in namespaces for name in known]

@@ -8,7 +8,8 @@ from fedfrozen_app.exchange.role import Role
 
 @dataclass(frozen=True)
 class Phase:
-    """Part of a client's round: only these names train, for `epochs` epochs (None: `client.local_epochs`)."""
+    """Part of a client's round that trains only these names, for `epochs` epochs (None:
+    `client.local_epochs`)."""
 
     trained: tuple[str, ...]
     epochs: int | None = None
@@ -16,10 +17,10 @@ class Phase:
 
 @dataclass(frozen=True)
 class Plan:
-    """Names by what happens to them; a name that is neither trained nor private is frozen.
+    """The names that are trained, shared and private; a name that is neither trained nor private is frozen.
 
-    `shared` names travel up after training; `private` names never leave the client. Without `phases`, all
-    that is trained trains together.
+    `shared` names are sent to the server after training; `private` names never leave the client. Without
+    `phases`, all trained names train together.
     """
 
     trained: tuple[str, ...]
@@ -72,7 +73,7 @@ class Plan:
 
     @property
     def steps(self) -> tuple[Phase, ...]:
-        """What a client trains, phase by phase; those in which nothing trains are left out."""
+        """The phases of a client's round, without those in which nothing trains."""
         return tuple(phase for phase in self.phases if phase.trained) or (Phase(self.trained),)
 
 
@@ -81,5 +82,5 @@ def _without(names: tuple[str, ...], others: Collection[str]) -> tuple[str, ...]
 
 
 def layers_of(names: Iterable[str], roles: Mapping[str, Role]) -> list[int]:
-    """The numbers of the layers that these names belong to, in ascending order."""
+    """The indices of these names' layers, in ascending order."""
     return sorted({layer for name in names if (layer := roles[name].layer) is not None})

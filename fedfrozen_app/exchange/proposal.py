@@ -1,8 +1,8 @@
-"""What a server asks of a site: a JSON document against a closed schema.
+"""A run's proposal to a site: a JSON document with a closed schema.
 
 A person composes a run with Hydra on the server; `propose` turns the result into plain values. A site reads
 them with `read_proposal`, which knows every key, takes plain values within bounds, and resolves, looks up and
-opens nothing. It can name a view of the site's data, but no path, no column and no filter: there is no key
+opens nothing. It can name a view of the site's data, but no path, column or filter: the schema has no keys
 for them. The same object is checked, hashed, approved and trained.
 """
 
@@ -31,32 +31,32 @@ from fedfrozen_app.exchange.strict import Spelled, canonical, read_json
 from fedfrozen_app.exchange.table_part import COLUMNS, TARGET, TablePart, read_table_part, table_part
 from fedfrozen_app.exchange.text_part import READING, TextPart
 
-# With masks it has a format of its own: a site of an older version, whose masks are others, refuses that.
+# With masks it has a separate format number: sites of an older version, with other masks, reject it.
 FORMAT, MASKED_FORMAT = 1, 2
-# The parts that a proposal may leave out.
+# The optional parts of a proposal.
 MASKED, CODED, ADAPTED, TEXTS, TABLE = "secure_aggregation", "codec", "adapter", "texts", "table"
 MOST, DEPTH, LONGEST = 1_000_000, 6, 300
 MOST_ROUNDS_KEPT = 100  # replies on a site's disk
 RUN_ID = re.compile(r"[0-9a-z][0-9a-z-]{0,63}")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # of a view, a strategy, a role
-# Any other text: a word or a short sentence. Nothing that a shell, Hydra or a file system reads as more.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # name of a view, a strategy or a role
+# Any other text: a word or a short sentence, without characters special to a shell, Hydra or a file system.
 WORDS = re.compile(r"[A-Za-z0-9 _.,:+(){}'-]{0,200}")
 HASH = re.compile(r"[0-9a-f]{64}")
 FROM_VIEW = ("unit_column", "examples")  # of the privacy settings: the site's view sets them
-AT_SERVER = ("path",)  # of the adapter's: its first values come with the first request
-OWN_PLACE = ("classes", "mean", "std", READING, COLUMNS, TARGET)  # of a data spec: no key of data.more
-NOT_PROPOSED = ("hub", "aligned")  # sources of a model that would make or fetch one at the site
+AT_SERVER = ("path",)  # of the adapter: its initial values are in the first request
+OWN_PLACE = ("classes", "mean", "std", READING, COLUMNS, TARGET)  # data spec keys not in data.more
+NOT_PROPOSED = ("hub", "aligned")  # model sources that would create or download a model at the site
 
 
 @dataclass(frozen=True)
 class DataPart:
-    """Which view, and what all sites must agree on to read their data in the same way."""
+    """The view, and the data format that all sites must share."""
 
     view: str | None = setting(None, "")
     classes: tuple[str, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    more: dict[str, str] = setting({}, "")  # what the model's wrapper compares with the site's own
+    more: dict[str, str] = setting({}, "")  # values that the model's wrapper compares with the site's
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class RunPart:
     eval_every: int = setting(1, "", least=1)
     seed: int = setting(0, "", least=0)
     threads: int | None = setting(None, "", least=1, most=256)
-    keep_rounds: int = setting(2, "", least=1, most=MOST_ROUNDS_KEPT)  # that a resumed run may go back
-    roles: tuple[str, ...] = ()  # of the parameters that will be asked for
+    keep_rounds: int = setting(2, "", least=1, most=MOST_ROUNDS_KEPT)  # rounds that a resumed run may go back
+    roles: tuple[str, ...] = ()  # of the parameters that will be requested
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Proposal(Spelled):
     @cached_property
     def plain(self) -> dict[str, Any]:
         privacy = {key: value for key, value in asdict(self.privacy).items() if key not in FROM_VIEW}
-        masked = self.secure_aggregation.name != "off"  # left out in a run without masks
+        masked = self.secure_aggregation.name != "off"  # omitted in a run without masks
         return {
             "format": self.format,
             **({MASKED: asdict(self.secure_aggregation)} if masked else {}),
@@ -106,12 +106,12 @@ class Proposal(Spelled):
 
     @property
     def ticket(self) -> dict[str, str]:
-        """What every train request of the run carries."""
+        """The identification in every train request of the run."""
         return {"run": self.run.id, "proposal": self.hash}
 
     @property
     def epsilon(self) -> float | None:
-        """The run's total privacy budget; None if it promises nothing."""
+        """The run's total privacy budget; None without a guarantee."""
         if (
             self.privacy.name == "none"
             or self.privacy.seeded_noise
@@ -122,12 +122,12 @@ class Proposal(Spelled):
 
     @property
     def delta(self) -> float:
-        """At most; a run that names none takes 1e-5, or less where a site has many examples."""
+        """The largest δ; by default 1e-5, or less if a site has many examples."""
         return 0.0 if self.epsilon is None else self.privacy.delta or 1e-5
 
     @property
     def data_spec(self) -> dict[str, Any]:
-        """How all sites read their data, as a client wants it."""
+        """The data format of all sites, as a client's data spec."""
         data = self.data
         found = {**data.more, "classes": list(data.classes), "mean": list(data.mean), "std": list(data.std)}
         if self.table is not None:
@@ -136,7 +136,7 @@ class Proposal(Spelled):
 
 
 def read_proposal(text: str) -> Proposal:
-    """`ValueError`, as the rest of a sentence for the site's own log, if it is not a valid one."""
+    """Parse a proposal; `ValueError`, as the rest of a sentence for the site's own log, if it is invalid."""
     found = read_json(text, most=MOST, depth=DEPTH, longest=LONGEST)
     keys = {"format", "run", "data", "strategy", "model", "client", "privacy"}
     if not isinstance(found, dict) or set(found) - {MASKED, CODED, ADAPTED, TEXTS, TABLE} != keys:
@@ -179,7 +179,7 @@ def read_proposal(text: str) -> Proposal:
 
 
 def propose(config: Config, data_spec: Mapping[str, Any], run_id: str, roles: Iterable[str]) -> Proposal:
-    """A composed run as a proposal; a `UserError` for what cannot be asked of a site."""
+    """Turn a composed run into a proposal; a `UserError` for settings that cannot be proposed to a site."""
     check_proposable(config)
     try:
         return read_proposal(canonical(_plain_parts(config, data_spec, run_id, roles)))
@@ -191,7 +191,7 @@ def propose(config: Config, data_spec: Mapping[str, Any], run_id: str, roles: It
 
 
 def check_proposable(config: Config) -> None:
-    """A `UserError` for settings that a proposal has no place for."""
+    """Raise a `UserError` for settings that are not part of a proposal."""
     if config.model.source == "aligned":
         raise UserError(
             "model.source=aligned makes encoders on each machine: give every site the folder of one model, "
@@ -239,7 +239,7 @@ def _plain_parts(
         },
         "strategy": dict(config.strategy),
         "model": {
-            # A model from the hub is a pretrained one: each site has its own copy of it.
+            # A model from the hub is a pretrained one, of which each site has its own copy.
             "source": "checkpoint" if source == "hub" else source,
             "model_type": config.model.model_type,
             "dtype": config.model.dtype,
@@ -257,18 +257,18 @@ def _plain_parts(
     if config.dataset.kind == "table":
         found[TABLE] = table_part(config.dataset, data_spec)
     text = {key: value for key, value in data_spec.get(READING, {}).items() if key != "digest"}
-    if (part := asdict(TextPart(**text))) != asdict(TextPart()):  # older runs need none
+    if (part := asdict(TextPart(**text))) != asdict(TextPart()):  # omitted if default, as in older runs
         found[TEXTS] = part
     return found
 
 
 def adapter_part(adapter: AdapterConfig) -> dict[str, Any]:
-    """What is proposed of an adapter's settings."""
+    """The proposed settings of an adapter."""
     return {key: value for key, value in asdict(adapter).items() if key not in AT_SERVER}
 
 
 def _strategy(given: Any) -> dict[str, Any]:
-    """Plain words and numbers; its own class checks them once the policy allows it."""
+    """Read words and numbers; the strategy's class checks them after the policy has allowed it."""
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
         raise ValueError("strategy has no name")
     if not NAME.fullmatch(given["name"]):
@@ -277,7 +277,7 @@ def _strategy(given: Any) -> dict[str, Any]:
 
 
 def strategy_of(proposal: Proposal) -> dict[str, Any]:
-    """Name and settings, as the strategy's own class of the package installed here has them."""
+    """Name and settings, as defined by the strategy's class in the installed package."""
     name = proposal.strategy["name"]
     given = {key: value for key, value in proposal.strategy.items() if key != "name"}
     settings = read_strict(registry.find("strategies", name).Settings, given, "strategy.")

@@ -1,8 +1,8 @@
-"""Part of an upload: the largest updates of each layer's arrays, and one bit for each weight saying which.
+"""Pruned uploads: the largest updates of each layer's arrays, and a mask with one bit per weight.
 
-A bit for each weight is cheaper than a 32-bit index for each value sent wherever more than one in 32 is sent.
-What travels are the weights themselves at the chosen places, not differences, so that nothing is rounded:
-everywhere else the client's weight counts as unchanged.
+One bit per weight is cheaper than a 32-bit index per sent value if more than one in 32 is sent. The weights
+themselves are sent at the chosen places, not differences, so that nothing is rounded: everywhere else the
+client's weight counts as unchanged.
 """
 
 import math
@@ -17,19 +17,19 @@ from torch import Tensor
 from fedfrozen_app.exchange.codec import ClientSide
 from fedfrozen_app.exchange.role import Role
 
-MASK = "mask"  # the one array of a reply that is no parameter
+MASK = "mask"  # the only array of a reply that is not a parameter
 Roles = Mapping[str, Role]
 
 
 @dataclass(frozen=True)
 class Prune:
-    """The codec `keep`: this share of each layer's updates, the largest."""
+    """The codec `keep`: sends this share of each layer's updates, the largest ones."""
 
     share: float
     extra_names: ClassVar[tuple[str, ...]] = (MASK,)
     error_feedback: ClassVar[bool] = False
     codes_adapters: ClassVar[bool] = True
-    codes_broadcasts: ClassVar[bool] = False  # it sends values at places, not changes
+    codes_broadcasts: ClassVar[bool] = False  # it sends values, not changes
 
     def encode(
         self,
@@ -38,7 +38,7 @@ class Prune:
         roles: Roles,
         client: ClientSide | None = None,
     ) -> dict[str, Tensor]:
-        """Of layers the values that moved most, and one mask for all."""
+        """The values of layers that changed most, and one mask for all."""
         sent: dict[str, Tensor] = {}
         bits: list[np.ndarray] = []
         for name, value in arrays.items():
@@ -98,5 +98,5 @@ class Prune:
 
 
 def prunable(name: str, roles: Roles) -> bool:
-    """Layers are pruned; the head and the final norm, which every client sends, travel whole."""
+    """Whether an array is pruned: layers are; the head and final norm, which all clients send, are not."""
     return name in roles and roles[name].layer is not None

@@ -1,4 +1,4 @@
-"""What a parameter is for. Strategies, plans and policies speak of roles, never of parameter names."""
+"""Roles of parameters. Strategies, plans and policies use roles, never parameter names."""
 
 from dataclasses import dataclass
 
@@ -14,16 +14,16 @@ KINDS = (
     "prompt",
     "fusion",
 )
-KERNEL = ("query", "key")  # with their biases: what fixes the attention weights
+KERNEL = ("query", "key")  # with their biases: they determine the attention weights
 
 
 @dataclass(frozen=True)
 class Role:
-    """What a parameter is for.
+    """The function of a parameter in the model.
 
     layer: the block's number from 0, None outside the blocks.
     tower: "vision" or "text" in a model with two towers, else "".
-    feeds_attention: true for a norm whose output is what the query and key projections read.
+    feeds_attention: true for a norm whose output is the input of the query and key projections.
     adapter: true for an adapter, which has the kind and layer of the projection that it adapts.
     """
 
@@ -35,10 +35,10 @@ class Role:
 
     @property
     def word(self) -> str:
-        """What a site's policy calls what travels: adapters by that name, and all else by its kind."""
+        """The word for this parameter in a site's policy: "adapter", or its kind."""
         return "adapter" if self.adapter else self.kind
 
 
 def is_embedding(role: Role) -> bool:
-    """Embeddings, and the norm that closes them: outside the layers, read by the first one's attention."""
+    """Whether this is an embedding, or the norm after it: outside the layers, the first layer's input."""
     return role.kind == "embedding" or (role.kind == "norm" and role.layer is None and role.feeds_attention)

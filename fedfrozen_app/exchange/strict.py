@@ -1,7 +1,7 @@
-"""JSON from an untrusted sender: plain values within bounds, or a `ValueError`; and its canonical text.
+"""Strict JSON from an untrusted sender: plain values within bounds, or a `ValueError`; and canonical text.
 
 Python's json module takes the last of two equal keys, accepts NaN, and nests as deep as its stack: all of
-that is refused here. Strings that hold no text (half of a surrogate pair) are refused too.
+that is rejected here, as are strings that are not text (half of a surrogate pair).
 """
 
 import hashlib
@@ -11,14 +11,14 @@ import re
 from functools import cached_property
 from typing import Any
 
-LARGEST = 2**53  # beyond, a float no longer distinguishes whole numbers
+LARGEST = 2**53  # beyond it a float no longer distinguishes integers
 LONGEST_NUMBER = 40  # characters
-# Possessive, and a text may end within a string: one pass over it, whatever an attacker writes.
+# Possessive quantifiers, and a text may end within a string: one pass, whatever an attacker writes.
 BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
 
 
 def read_json(text: str, *, most: int, depth: int, longest: int) -> Any:
-    """The value; `most` characters, `depth` brackets within each other, strings of `longest` characters."""
+    """The value; at most `most` characters, `depth` nested brackets, and strings of `longest` characters."""
     if not isinstance(text, str) or len(text) > most:
         raise ValueError("it is too long")
     _check_depth(text, depth)
@@ -30,7 +30,7 @@ def read_json(text: str, *, most: int, depth: int, longest: int) -> Any:
             parse_float=_number,
             parse_constant=_constant,
         )
-    except RecursionError as error:  # a stack that was nearly full before
+    except RecursionError as error:  # the stack was nearly full before
         raise ValueError("it is nested too deeply") from error
     _check_strings(found, longest)
     return found
@@ -46,7 +46,7 @@ def hash_of(value: Any) -> str:
 
 
 class Spelled:
-    """What is asked of a site: `plain` values, with their canonical text and its hash."""
+    """A request to a site: `plain` values, with their canonical text and its hash."""
 
     plain: Any
 
@@ -56,7 +56,8 @@ class Spelled:
 
     @cached_property
     def hash(self) -> str:
-        """People at a site and at the server compare it, to check that they see the same request."""
+        """The hash that people at a site and at the server compare, to know that they see the same
+        request."""
         return hash_of(self.plain)
 
 

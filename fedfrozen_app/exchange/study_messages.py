@@ -1,4 +1,4 @@
-"""The messages of a survival study: the ask and one step of it. A site answers as it answers a census."""
+"""The messages of a survival study: the request and one step of it. A site answers as in a census."""
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
@@ -12,7 +12,7 @@ def study_message(node: int, ask: str, step: str, ttl: float) -> Message:
 
 
 def study_texts(message: Message) -> tuple[str, str]:
-    """(ask, step); `ValueError` if the message brings none."""
+    """(request, step); `ValueError` if the message has none."""
     try:
         return text_of(message, "study", "ask"), text_of(message, "study", "step")
     except UNREADABLE as error:

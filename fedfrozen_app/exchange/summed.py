@@ -1,7 +1,7 @@
-"""Replies that are summed where they train: what a worker is told, and what the server receives.
+"""Replies that are summed where clients train: the instructions for a worker, and what the server receives.
 
-The arrays of such replies do not travel. Their sums do, once for all clients of a part of the round, and of
-each reply its names and shapes, its metrics, and whether it is in the sum.
+The arrays of such replies are not sent. Instead the worker sends one sum for its part of the round's clients,
+and for each reply its names and shapes, its metrics, and whether it is in the sum.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,17 +16,17 @@ Spec = tuple[str, torch.Size, torch.dtype]  # of one array: its name, shape and 
 
 @dataclass(frozen=True)
 class SumInstructions:
-    """How the server would add the replies of a round to its mean."""
+    """How the server adds the replies of a round to its mean."""
 
     equal: tuple[str, ...] = ()  # namespaces in which all replies have the same weight
-    far_out: float | None = None  # set aside updates whose norm is larger than so many times the median
+    far_out: float | None = None  # set aside updates with a norm larger than this times the median
     median_norm: float | None = None  # of the last round's updates
-    metric_names: tuple[str, ...] = ()  # that clients may send in addition to those of the request
+    metric_names: tuple[str, ...] = ()  # metrics that clients may send in addition to the request's
 
 
 @dataclass
 class Taken:
-    """Of every reply taken, whatever it held."""
+    """Totals over all accepted replies, whatever their arrays."""
 
     examples: float = 0.0
     replies: int = 0
@@ -49,7 +49,7 @@ class SummedPart:
 
     sums: PartialSums
     refused: Sequence[str | None]
-    norms: Sequence[float | None]  # of the updates, where the server compares them with the median
+    norms: Sequence[float | None]  # of the updates, if the server compares them with the median
     taken: set[int] = field(default_factory=set)  # the replies that the server has accepted
 
     def check(self) -> None:
@@ -63,8 +63,7 @@ class SummedPart:
 
 
 class SummedReply(Mapping[str, Tensor]):
-    """One client's reply in such a part: tensors without data, which have the names, shapes and types of its
-    arrays."""
+    """One client's reply in such a part: names, shapes and types of its arrays, without data."""
 
     def __init__(self, part: SummedPart, number: int, specs: Sequence[Spec]) -> None:
         self.part, self.number, self.specs = part, number, specs

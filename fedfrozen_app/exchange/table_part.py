@@ -1,5 +1,5 @@
-"""The part of a proposal that says how all sites make numbers of a table's cells: the same columns, levels,
-medians and scales. A site reads them; none is computed of its rows for the run."""
+"""The part of a proposal that defines how all sites encode a table's cells as numbers: the same columns,
+levels, medians and scales. A site reads them; none is computed from its rows for the run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from fedfrozen_app.config import DatasetConfig, setting
 from fedfrozen_app.config.strict_values import read_strict
 from fedfrozen_app.tasks.table_targets import task_of
 
-COLUMNS, TARGET = "table", "target"  # the keys of a data specification that say the same
+COLUMNS, TARGET = "table", "target"  # the corresponding keys of a data spec
 MOST_COLUMNS, MOST_LEVELS, LONGEST_NAME = 2_000, 10_000, 200
 
 
@@ -34,12 +34,12 @@ class TablePart:
     target: dict[str, Any] = setting({}, "")  # its settings, such as edges of intervals
 
     def spec(self) -> dict[str, Any]:
-        """As a client wants it."""
+        """The table's entries in a client's data spec."""
         return {COLUMNS: {"columns": self.columns}, TARGET: self.target}
 
 
 def table_part(dataset: DatasetConfig, data_spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What is proposed of a table."""
+    """The proposed settings of a table."""
     return {
         "task": task_of(dataset),
         "normalise": dataset.normalise,
@@ -49,7 +49,7 @@ def table_part(dataset: DatasetConfig, data_spec: Mapping[str, Any]) -> dict[str
 
 
 def read_table_part(given: Any) -> TablePart:
-    """`ValueError` if it is no such part."""
+    """Parse the table part; `ValueError` if it is invalid."""
     part = read_strict(TablePart, given, "table.", whole=True)
     if not 0 < len(part.columns) <= MOST_COLUMNS:
         raise ValueError(f"table.columns are none, or more than {MOST_COLUMNS}")

@@ -1,4 +1,4 @@
-"""What a client gets in a round: the plan, the arrays it must hold by digest, and how to train."""
+"""The train request of a round: the plan, digests of arrays that the client must hold, and how to train."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from fedfrozen_app.exchange.plan import Phase, Plan
 
 @dataclass(frozen=True)
 class NamedSettings:
-    """Something that both sides know by name, and its settings."""
+    """An object that both sides know by name, and its settings."""
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -25,14 +25,14 @@ class NamedSettings:
 
 @dataclass(frozen=True)
 class Masking:
-    """That replies are masked, and how: what the clients of a round must agree on."""
+    """The masking of replies: settings that all clients of a round must share."""
 
-    session: str  # of this attempt at the round
+    session: str  # id of this attempt at the round
     settings: Mapping[str, Any]  # those of secure_aggregation
     figures: tuple[str, ...] = ()  # names of the metrics that enter the sum
     equal: tuple[str, ...] = ()  # namespaces in which all clients have the same weight
-    clip: float | None = None  # this round's largest change of a weight; None: that of the settings
-    proposal: str = ""  # hash of what all sites of the sum have accepted; simulated clients accept none
+    clip: float | None = None  # this round's clipping bound per weight; None: as in `settings`
+    proposal: str = ""  # hash of the accepted proposal; empty for simulated clients
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class Masking:
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """With a choice, the plan is what may be trained and sent, and each client takes part of it."""
+    """A train request. With a choice, each client trains and sends a part of the plan."""
 
     round: int
     plan: Plan
@@ -56,16 +56,16 @@ class TrainRequest:
     algorithm: str = "fedavg"
     settings: Mapping[str, Any] = field(default_factory=dict)  # the algorithm's
     choice: NamedSettings | None = None
-    codec: tuple[str, Any] | None = None  # by which uploads are encoded, and its one setting
+    codec: tuple[str, Any] | None = None  # name of the upload codec, and its setting
     participations: Mapping[str, int] = field(default_factory=dict)  # client: its rounds in the whole run
     evaluate: bool = False  # evaluate on the client's own test rows; keep and send no arrays
-    masking: Masking | None = None  # None: replies travel as they are
-    choosing: bool = False  # send the layers that the client would take; train and keep nothing
-    most_steps: Mapping[str, int] = field(default_factory=dict)  # client: its local steps, where limited
+    masking: Masking | None = None  # None: replies are not masked
+    choosing: bool = False  # send only the client's choice of layers; train and keep nothing
+    most_steps: Mapping[str, int] = field(default_factory=dict)  # client: its maximum of local steps
 
     @property
     def trains(self) -> bool:
-        """Whether it leads to an update."""
+        """Whether the client trains and returns an update."""
         return not (self.evaluate or self.choosing)
 
     @cached_property
@@ -86,7 +86,7 @@ class TrainRequest:
         if self.codec is not None:
             name, setting = self.codec
             record[name] = setting
-        if self.participations:  # only a private client asks how often it will be drawn
+        if self.participations:  # only private clients need their number of rounds
             record["participations"] = dict(self.participations)
         if self.evaluate:
             record["judge"] = True
@@ -100,54 +100,55 @@ class TrainRequest:
 
     @cached_property
     def digest(self) -> str:
-        """Quoted by the reply, so that an answer to another request is never mistaken for this one's."""
+        """The request's digest, which replies quote, so that an answer to another request is never mistaken
+        for one to this."""
         return hashlib.sha256(self.json.encode()).hexdigest()
 
     @cached_property
     def work(self) -> str:
-        """The digest of the work, whatever masks are used."""
+        """The digest of the work, independent of masks."""
         return self.digest if self.masking is None else replace(self, masking=None).digest
 
     @cached_property
     def model(self) -> str:
-        """The digest of the model that it begins from, without what the algorithm takes besides."""
+        """The digest of the initial model, without the algorithm's arrays."""
         others = set(self.method.from_server)
         base = {name: digest for name, digest in self.base.items() if namespace_of(name) not in others}
         return hashlib.sha256(json.dumps(base, sort_keys=True).encode()).hexdigest()
 
     @cached_property
     def method(self) -> Any:
-        """The client's algorithm itself, an `Algorithm` with its settings."""
+        """The client's `Algorithm`, with its settings."""
         return registry.find("algorithms", self.algorithm)(**self.settings)
 
     @cached_property
     def kind(self) -> tuple[Any, ...]:
-        """Requests of one kind have the same names trained by the same algorithm, whatever the round."""
+        """A key: requests of one kind train the same names with the same algorithm, whatever the round."""
         return (self.plan, self.algorithm, json.dumps(dict(self.settings), sort_keys=True))
 
     @cached_property
     def base_digests(self) -> frozenset[str]:
-        """What a client holds after this request."""
+        """The digests that a client holds after this request."""
         return frozenset(self.base.values())
 
     @cached_property
     def sent_names(self) -> tuple[str, ...]:
-        """What a reply must hold, where the client does not choose: every shared parameter, and what the
-        algorithm sends beside it."""
+        """The names that a reply must contain if the client does not choose layers: every shared parameter,
+        and the algorithm's arrays for it."""
         return self.names_sent(self.plan.shared)
 
     def names_sent(self, parameters: tuple[str, ...]) -> tuple[str, ...]:
-        """The same for a client that shares these."""
+        """The same for a client that shares these parameters."""
         return (*parameters, *names_in_namespaces(self.method.to_server, parameters))
 
     @property
     def private_names_in_base(self) -> list[str]:
-        """Names that the base gives although the client trains them for itself: such a request is refused."""
+        """Names in the base that are private to the client: such a request is rejected."""
         return sorted({*self.base} & {*self.plan.private} & {*self.plan.trained})
 
     @property
     def is_personal(self) -> bool:
-        """Whether a client ends the round with a model of its own."""
+        """Whether a client has a personal model after the round."""
         return bool(self.plan.private) or self.method.is_personal()
 
     @cached_property

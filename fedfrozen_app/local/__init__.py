@@ -1,1 +1,1 @@
-"""A client's work: the worker model, the step, and the runners that replay it."""
+"""Local training: the worker model, the training step, and the runners that replay it."""

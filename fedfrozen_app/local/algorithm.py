@@ -1,8 +1,8 @@
-"""What a client does differently: the base of every file in clients/.
+"""The base class of client algorithms: every file in clients/ defines how it differs from plain training.
 
 An algorithm is pure: arrays in, arrays out. Runners provide optimiser, batches, clipping and precision, so
-that one file serves the sequential runner, a whole cohort under `vmap`, every runtime, checkpoints and sites.
-Use tensor operations only, and no Python branch on a tensor's value.
+that the same file works in the sequential runner, for a cohort under `vmap`, in every runtime, with
+checkpoints and on sites. Use tensor operations only, and no Python branch on a tensor's value.
 """
 
 from collections.abc import Mapping
@@ -15,26 +15,26 @@ from torch import Tensor
 from fedfrozen_app.core.deprecated import Alias, adopt_old_names, old_keywords
 from fedfrozen_app.models.task import Batch, Parameters, Task
 
-ByNamespace = Mapping[str, Parameters]  # namespace: arrays by the name of the parameter they belong to
+ByNamespace = Mapping[str, Parameters]  # namespace: {parameter name: array}
 
 
 @old_keywords(order="from_server", own="client_state")
 @dataclass(frozen=True)
 class Start:
-    """What a client has as its round begins."""
+    """A client's arrays at the start of its round."""
 
     model: Parameters  # every parameter; the private ones are the client's own
-    trained: tuple[str, ...]  # the names that train in this round
-    from_server: ByNamespace = field(default_factory=dict)  # sent with the request, for the shared names
-    client_state: ByNamespace = field(default_factory=dict)  # kept by the client, for the names that train
-    # Of `model` over all training rows of the client, where the algorithm asks for it: the task's mean loss,
-    # and its gradient by trained name.
+    trained: tuple[str, ...]  # the names that are trained in this round
+    from_server: ByNamespace = field(default_factory=dict)  # from the train request, for the shared names
+    client_state: ByNamespace = field(default_factory=dict)  # kept by the client, for the trained names
+    # Only if the algorithm asks for them: the task's mean loss of `model` over all of the client's training
+    # rows, and its gradient by trained name.
     loss: Tensor | None = None
     gradient: Parameters | None = None
 
     @property
     def anchor(self) -> dict[str, Tensor]:
-        """The trained names as the round began."""
+        """The values of the trained names at the start of the round."""
         return {name: self.model[name] for name in self.trained}
 
     order, own = Alias("from_server"), Alias("client_state")
@@ -43,12 +43,12 @@ class Start:
 @old_keywords(own="client_state", reply="to_server", figures="metrics")
 @dataclass(frozen=True)
 class Finished:
-    """What a client keeps and sends besides what it trained."""
+    """What a client keeps and sends in addition to its trained parameters."""
 
     client_state: ByNamespace = field(default_factory=dict)
     to_server: ByNamespace = field(default_factory=dict)  # for every name that is shared
     model: Parameters = field(default_factory=dict)  # sent in place of the trained values of these names
-    metrics: Mapping[str, Tensor] = field(default_factory=dict)  # numbers, averaged by examples in the row
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)  # scalars, averaged by examples
 
     own, reply, figures = Alias("client_state"), Alias("to_server"), Alias("metrics")
 
@@ -56,18 +56,18 @@ class Finished:
 class Algorithm:
     """Plain training. A dataclass of its settings, which the strategy sends with every train request."""
 
-    from_server: ClassVar[tuple[str, ...]] = ()  # namespaces of arrays that come with the train request
+    from_server: ClassVar[tuple[str, ...]] = ()  # namespaces of arrays in the train request
     client_state: ClassVar[tuple[str, ...]] = ()  # kept by the client between its rounds
-    trainable_state: ClassVar[tuple[str, ...]] = ()  # of these, those that train besides the parameters
+    trainable_state: ClassVar[tuple[str, ...]] = ()  # of these, those that are trained like parameters
     to_server: ClassVar[tuple[str, ...]] = ()  # sent with the reply
-    # Of the untrained client state, the namespaces with a single number for each name, not an array.
+    # Namespaces of the untrained client state that hold one number per name instead of an array.
     scalar_state: ClassVar[tuple[str, ...]] = ()
     # Arrays that `step` reads and replaces, one per trained name. Those also in `client_state` are kept
     # between rounds; the others are zero at the start of each round.
     step_state: ClassVar[tuple[str, ...]] = ()
-    # Declares that `step` uses nothing of the data but `gradient`: then it is sound after DP-SGD's noise.
+    # Declares that `step` reads the data through `gradient` alone, so that it is post-processing of DP-SGD.
     private_step: ClassVar[bool] = False
-    # Whether the runner sets `start.loss` and `start.gradient`: one more pass over the client's rows.
+    # Whether the runner sets `start.loss` and `start.gradient`, at the cost of one more pass over the rows.
     start_loss: ClassVar[bool] = False
     start_gradient: ClassVar[bool] = False
 
@@ -83,9 +83,9 @@ class Algorithm:
         adopt_old_names(cls)
 
     def start(self, model: Parameters, own: ByNamespace) -> ByNamespace:
-        """The client's own arrays for this round's trained names, `model`; `own` is what it has kept of them.
+        """The client's own arrays for this round's trained names, `model`; `own`: those that it has kept.
 
-        Those that it has not kept begin at zero.
+        By default, arrays that it has not kept start at zero.
         """
         return {
             space: {
@@ -98,19 +98,19 @@ class Algorithm:
         }
 
     def first_batch_loss(self, shift: Tensor, batch: Batch, task: Task, start: Start) -> Tensor:
-        """A loss on the round's first batch, before any step, as a function of one number of the client's.
+        """A loss on the round's first batch, before any step, as a function of one scalar per client.
 
-        The runner takes its gradient at `shift` = 0. The model is not in training mode: there is no dropout.
+        The runner takes its gradient at `shift` = 0. The model is in evaluation mode: there is no dropout.
         """
         raise NotImplementedError
 
     def adapt(self, gradient: Tensor, start: Start, rate: float) -> ByNamespace:
-        """The client state that changes by that gradient; what is not returned does not change."""
+        """The new values of the client state after that gradient; namespaces not returned do not change."""
         return {}
 
     def loss(self, parameters: Parameters, batch: Batch, task: Task, start: Start) -> Tensor:
         """The scalar that a step minimises. For a namespace in `trainable_state`, `start.client_state` holds
-        the values that train."""
+        the current, trained values."""
         return task.loss(parameters, batch)
 
     def step(
@@ -118,43 +118,43 @@ class Algorithm:
     ) -> tuple[Parameters, ByNamespace]:
         """One step in place of `client.optimizer`: the new values of the trained names, and of `step_state`.
 
-        `gradient` is that of `loss`, clipped by `client.clip`; `lr` is the round's learning rate, one number.
-        For a namespace in `step_state`, `start.client_state` holds the current values, here and in `finish`.
+        `gradient` is the gradient of `loss`, clipped by `client.clip`; `lr` is the round's learning rate. For
+        a namespace in `step_state`, `start.client_state` holds the current values, here and in `finish`.
         """
         raise NotImplementedError
 
     def finish(self, start: Start, trained: Parameters, steps: Tensor, rate: float) -> Finished:
-        """After `steps` steps at the learning rate `rate`."""
+        """What to keep and send after `steps` steps at the learning rate `rate`."""
         return Finished()
 
     def personal(self, model: Parameters, own: ByNamespace) -> Parameters:
-        """The client's personal model, where that is not what it trains and shares: values for the names of
-        `model`, which are the trained ones, out of what it keeps. Empty: it is the same model."""
+        """The client's personal model, if it differs from the model it trains and shares: values for the
+        names of `model` (the trained ones), from the arrays it keeps. Empty: it is the same model."""
         return {}
 
     @classmethod
     def is_personal(cls) -> bool:
-        """Whether clients have models of their own besides what they share."""
+        """Whether clients have personal models besides the shared one."""
         return cls.personal is not Algorithm.personal
 
     def adapts(self) -> bool:
-        """Whether it reads the round's first batch before training."""
+        """Whether the algorithm reads the round's first batch before training."""
         return type(self).adapt is not Algorithm.adapt
 
     @classmethod
     def is_plain(cls) -> bool:
-        """Whether its loss is the task's own, which does not read the start of the round."""
+        """Whether its loss is the task's own, which does not depend on the start of the round."""
         return cls.loss is Algorithm.loss
 
     @classmethod
     def losses_reported(cls) -> tuple[str, ...]:
-        """The metrics that a runner reports of the steps' losses: means of the task's own loss, and of what
+        """The loss metrics that a runner reports, as means over steps: the task's own loss, and the term that
         `loss` adds to it."""
         return ("train_loss",) if cls.is_plain() else ("train_loss", "surrogate_loss")
 
     @classmethod
     def has_step(cls) -> bool:
-        """Whether it takes its own steps in place of `client.optimizer`."""
+        """Whether `step` replaces `client.optimizer`."""
         return cls.step is not Algorithm.step
 
     @classmethod
@@ -164,7 +164,7 @@ class Algorithm:
 
     @classmethod
     def reads_start(cls) -> bool:
-        """Whether its steps may read the model with which the round began."""
+        """Whether its steps may read the model from the start of the round."""
         return not cls.is_plain() or cls.has_step() or cls.evaluates_start()
 
     @classmethod
@@ -174,7 +174,7 @@ class Algorithm:
 
     @classmethod
     def adds_nothing(cls) -> bool:
-        """Whether what a client keeps and sends is what it trained, and no more."""
+        """Whether a client keeps and sends its trained parameters and nothing else."""
         return cls.finish is Algorithm.finish
 
     @classmethod

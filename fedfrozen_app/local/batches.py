@@ -1,4 +1,4 @@
-"""The rows of a client's local steps, drawn by the client's own generator."""
+"""The batches of a client's local steps, drawn by the client's own random generator."""
 
 import numpy as np
 import torch
@@ -18,12 +18,12 @@ def drawn_examples(
     epochs: int | None,
     most: int | None = None,
 ) -> tuple[Tensor, list[int]]:
-    """The arguments of `ClientData.take` for all steps of a phase, and how many each step takes: row numbers
-    with the augmentation of their images. `most`: so many steps at most."""
+    """The arguments of `ClientData.take` for all steps of a phase (row numbers and their images'
+    augmentation), and the batch size of each step. `most`: the maximum number of steps."""
     config = data.config
     rows = data.rows(client).train
     drawn, sizes = drawn_rows(rows, config.client, config.seed, client, server_round, phase, epochs, most)
-    if data.augments:  # from a generator of its own: the same rows as without
+    if data.augments:  # from a separate generator, so that the rows are the same as without augmentation
         generator = torch_generator(config.seed, "augment", client, server_round, phase)
         drawn = with_codes(drawn, len(data.train_table), generator)
     return drawn, sizes
@@ -39,12 +39,12 @@ def drawn_rows(
     epochs: int | None = None,
     most: int | None = None,
 ) -> tuple[Tensor, list[int]]:
-    """The row numbers of all steps, shuffled in every epoch, and how many of them each step takes. `epochs`:
-    those of the phase, where it has its own number; `most`: steps of this client."""
-    later = (phase,) if phase else ()  # the first phase draws what a round without phases draws
+    """The row numbers of all steps, shuffled in every epoch, and the batch size of each step. `epochs`: of
+    the phase, if it sets its own number; `most`: the maximum number of steps of this client."""
+    later = (phase,) if phase else ()  # the first phase draws the same as a round without phases
     generator = torch_generator(seed, "batches", client, server_round, *later)
     times = settings.local_epochs if epochs is None else epochs
-    numbers, count = rows.numpy(), rows.numel()  # numpy's indexing: there are many small clients
+    numbers, count = rows.numpy(), rows.numel()  # numpy indexes faster for many small clients
     orders = [numbers[torch.randperm(count, generator=generator).numpy()] for _ in range(times)]
     whole, rest = divmod(count, settings.batch_size)
     sizes = ([settings.batch_size] * whole + [rest] * (rest > 0)) * times

@@ -1,4 +1,4 @@
-"""What an algorithm's `finish` adds to a block of trained clients."""
+"""Apply an algorithm's `finish` to a block of trained clients."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,14 +32,14 @@ def finish_block(
 def own_arrays(
     layouts: Layouts, block: Block, held: Tensor, done: Finished | None, number: int
 ) -> ByNamespace:
-    """What one client of a block has of its own after training."""
+    """The client state of one client of a block after training."""
     own = by_namespace(layouts.held.views(held[number])) | by_namespace(block.slice(number))
     renewed = {} if done is None else done.client_state
     return own | {space: {n: value[number] for n, value in a.items()} for space, a in renewed.items()}
 
 
 def with_finished(block: Block, done: Finished) -> Block:
-    """The block with what the algorithm returned: some arrays to keep, some to send."""
+    """The block with the arrays that the algorithm returned, to keep or to send."""
     reply, own = flattened(done.to_server), flattened(done.client_state)
     layout, values, base = block.layout, block.values, block.base
     if done.model:

@@ -1,6 +1,5 @@
-"""A client's local steps on a GPU as replays of one recorded step: a small step is bound by kernel launches.
-
-The recorded step is the cohort runner's, with one client in it.
+"""Run one client's local steps on a GPU as replays of a CUDA graph: small steps are bound by kernel launches.
+The recorded step is the cohort runner's, with one slot.
 """
 
 import json
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def steps_for(worker: "Worker") -> LocalSteps:
-    """How this worker takes local steps: recorded on a GPU, unless `runtime.capture=false` or activations are
-    recomputed (gradient checkpointing), which a recorded step cannot."""
+    """How this worker takes local steps: as a CUDA graph on a GPU, unless `runtime.capture=false` or gradient
+    checkpointing is on, which cannot be captured."""
     again = worker.config.model.gradient_checkpointing
     if worker.device.type != "cuda" or not worker.config.runtime.capture or again:
         return eager_steps
@@ -33,9 +32,9 @@ def steps_for(worker: "Worker") -> LocalSteps:
 
 
 class Recorder:
-    """Holds the step that was recorded last.
+    """Holds the last recorded step.
 
-    A recording costs as much as several steps: where every client chooses its own parameters, none pays.
+    Recording costs as much as several steps, so nothing is recorded if every client chooses its own layers.
     Only the request decides, so that a resumed run takes the same steps as an unbroken one.
     """
 
@@ -48,7 +47,7 @@ class Recorder:
             return eager_steps(worker, client, request, start)
         key = (request.plan, request.algorithm, json.dumps(dict(request.settings), sort_keys=True))
         if self._step is None or key != self._key:
-            self._step = None  # its memory is the new one's
+            self._step = None  # frees its memory for the new one
             layouts = Layouts.of(worker.parameters, request, request.plan.trained)
             self._key, self._step = key, Step(worker, layouts, 1, request, mode="captured")
         step, schedule = self._step, lay_out(worker, [client], request, 1)

@@ -1,4 +1,4 @@
-"""A client's own part of the round's plan: score the layers on its data, and take the best."""
+"""Choose a client's layers from the round's plan: score them on its data, and take the best."""
 
 import logging
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Chosen:
 
 
 def choose(worker: "Worker", client: str, request: TrainRequest, start: Start) -> Chosen:
-    """The plan itself where the request leaves no choice."""
+    """The layers that this client trains; the plan itself if the request leaves no choice."""
     choice = request.chooser
     if choice is None:
         return Chosen(request.plan)
@@ -37,7 +37,7 @@ def choose(worker: "Worker", client: str, request: TrainRequest, start: Start) -
     if choice.looks_at_data:
         worker.load(start.model, request.base)
         scores = score(worker, client, request, choice)
-    if count == choice.top_k:  # a group has chosen already
+    if count == choice.top_k:  # the group's layers are already chosen
         picked = tuple(range(count))
     elif scores is not None:
         picked = top_k(scores.sum(dim=1), choice.top_k)
@@ -61,7 +61,7 @@ def score(worker: "Worker", client: str, request: TrainRequest, choice: Choice) 
     return scores.mean(dim=0)
 
 
-# So that differential privacy covers the choice itself ---------------------------------------------------
+# Choices covered by differential privacy ---------------------------------------------------
 
 
 def choose_noisily(
@@ -69,7 +69,7 @@ def choose_noisily(
 ) -> tuple[list[int], Tensor | None]:
     """Positions among the plan's layers, from a noisy sum over `rows`, which may be none.
 
-    Also returns the mean scores without noise: they must not leave the site.
+    Also returns the mean scores without noise, which must not leave the site.
     """
     count = len(layers_of(request.plan.trained, worker.roles))
     scores, parts = torch.zeros(0, count, device=worker.device), None
@@ -81,7 +81,7 @@ def choose_noisily(
 
 
 def choose_publicly(worker: "Worker", choice: Choice) -> list[int]:
-    """From rows that the server holds: no client's data are used."""
+    """Choose from rows that the server holds: no client data are used."""
     if not len(worker.shares.validation):
         raise UserError(
             "privacy.selection=public chooses layers on the rows that the server keeps, and there are none "

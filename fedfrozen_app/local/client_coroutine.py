@@ -1,7 +1,7 @@
-"""A client's work as a coroutine that stops where private steps are to be paid for, where they are to be
-taken, and where a reply is to be stored, so that the clients of one process can do each together.
+"""A client's work as a coroutine that yields before private steps are paid for, before they are taken, and
+before a reply is stored, so that the clients of one process can do each of these together.
 
-It yields what is due, and is sent the result.
+It yields the work to do, and receives the result through `send`.
 """
 
 from collections.abc import Callable, Generator
@@ -23,23 +23,23 @@ class DueSteps(Protocol):
 
 @dataclass(frozen=True)
 class Payment:
-    """What has to be on the client's disk before it continues. It reads nothing that other clients use."""
+    """What must be on the client's disk before it continues. It reads nothing that other clients use."""
 
     run_alone: Callable[[], None]
 
 
 @dataclass(frozen=True)
 class ReplyToStore:
-    """What the client writes to its disk for later. Other clients of its process need not wait for it; what
-    opens the client's record next does."""
+    """A reply that the client writes to its disk for a later resend. Other clients of the process need not
+    wait for it; only the next access to this client's record does."""
 
-    prepare: Callable[..., Callable[[], None]]  # `apart`: copied from what is sent, which others may change
+    prepare: Callable[..., Callable[[], None]]  # `apart`: from copies: others may change what is sent
 
     def run_alone(self) -> None:
         self.prepare(apart=False)()
 
     def deferred(self) -> Callable[[], None]:
-        """The work, to be done later on any thread."""
+        """The work as a function, to be called later from any thread."""
         return self.prepare(apart=True)
 
 
@@ -47,12 +47,12 @@ ClientCoroutine = Generator[DueSteps | Payment | ReplyToStore, Trained | None, R
 
 
 def run_alone(coroutine: ClientCoroutine[Result]) -> Result:
-    """Run to its end, without other clients."""
+    """Run a coroutine to its end, without other clients."""
     try:
         due = next(coroutine)
         while True:
             due = coroutine.send(due.run_alone())
     except StopIteration as over:
         return cast(Result, over.value)
-    finally:  # a kept traceback would keep it where it stopped, and its record locked
+    finally:  # a stored traceback would keep the coroutine suspended, and its record locked
         coroutine.close()

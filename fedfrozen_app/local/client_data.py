@@ -14,12 +14,12 @@ from fedfrozen_app.data.preprocessing import rescaled
 from fedfrozen_app.data.table import Corpus, Table
 from fedfrozen_app.models.task import Inputs
 
-KEPT_CLIENTS = 20_000  # whose row numbers are kept from round to round
+KEPT_CLIENTS = 20_000  # clients with cached row numbers
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """The rows of all clients of this process. A site has one client, which holds all of them."""
+    """The rows of all clients of this process. A site has one client, with all rows."""
 
     config: Config
     corpus: Corpus
@@ -37,12 +37,12 @@ class ClientData:
     def rows(self, client: str) -> ClientRows:
         """A client's row numbers, on the host: batches are drawn there and sent to the device together."""
         if client not in self._rows:
-            if len(self._rows) >= KEPT_CLIENTS:  # of very many, those of the last rounds
+            if len(self._rows) >= KEPT_CLIENTS:  # with very many clients, cache those of the last rounds
                 for old in list(self._rows)[: KEPT_CLIENTS // 2]:
                     del self._rows[old]
             parts = self.shares.partition
             rows = np.arange(len(self.train_table)) if parts is None else parts.indices[int(client)]
-            # A site's rows are its own choice: the server's seed does not decide which it holds out.
+            # A site chooses its own held-out rows: the server's seed must not decide them.
             seed = self.config.dataset.split_seed if parts is None else self.config.seed
             self._rows[client] = client_rows(rows, self.corpus, self.config, client, seed)
         return self._rows[client]
@@ -58,7 +58,7 @@ class ClientData:
         return taken(table.inputs, table.labels, numbers, augmented=self.augments)
 
     def class_weights(self, index: Tensor) -> Tensor:
-        """n / (classes · count), and 0 for a class that this client has no row of: (classes,)."""
+        """n / (classes · count), and 0 for a class without rows at this client: (classes,)."""
         labels = self.train_table.labels
         if labels.ndim > 1 or labels.is_floating_point():
             raise UserError("client.class_weights=true needs one label for each row: set it to false here.")
@@ -68,8 +68,7 @@ class ClientData:
         return torch.where(counts > 0, weights, 0.0).to(self.dtype)
 
     def client_test_rows(self, client: str) -> Table:
-        """The test rows of one client: its share, or all that a site has; by its own scale where its train
-        rows are."""
+        """The test rows of one client: its share, or all of a site's; scaled like its training rows."""
         table = self.test_table.take(self.shares.test[int(client)]) if self.shares.test else self.test_table
         if not scales_by_client(self.config):
             return table
@@ -77,7 +76,7 @@ class ClientData:
         return rescaled_table(table, like, self.corpus)
 
     def client_test_index(self, client: str) -> np.ndarray:
-        """The numbers of these rows in the test table."""
+        """The indices of these rows in the test table."""
         return self.shares.test[int(client)] if self.shares.test else np.arange(len(self.test_table))
 
 
@@ -86,8 +85,8 @@ def scales_by_client(config: Config) -> bool:
 
 
 def scaled_by_client(table: Table, corpus: Corpus, shares: Shares, config: Config) -> Table:
-    """The train rows of a table with each client's numbers by the mean and deviation of its own train rows;
-    the server's rows stay as they are. The same table where that is not asked for."""
+    """The training table with each client's numeric columns standardised by the mean and deviation of its own
+    training rows. The server's rows are unchanged. Returns the same table if this is not configured."""
     if not scales_by_client(config):
         return table
     clients = ["0"] if shares.partition is None else list(map(str, range(len(shares.partition.indices))))

@@ -1,5 +1,5 @@
-"""Evaluate one client on its own test rows: the global model, its personal model, and that after one more
-round of training."""
+"""Evaluate one client on its own test rows: the global model, its personal model, and its personal model
+after one more round of training."""
 
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def headline_as(name: str, task: Task, rows: Table) -> dict[str, float]:
-    """The headline metric of the loaded model, under this name; empty where these rows do not define it."""
+    """The headline metric of the loaded model, under this name; empty if it is undefined on these rows."""
     found = task.evaluate(rows)
     return {name: found[task.headline]} if task.headline in found else {}
 
@@ -44,7 +44,7 @@ def evaluate_client(
     worker.load(request.method.personal(start.anchor, start.client_state), {})
     metrics |= headline_as("personal", task, test_rows)
     metrics |= flat("personal", group_metrics(worker, client))
-    if worker.data.novel_table is not None:  # a model may lose elsewhere what it gains on its own rows
+    if worker.data.novel_table is not None:  # a personal model may lose accuracy on other rows
         metrics["base"] = evaluate_test(worker)[task.headline]
         metrics["novel"] = evaluate_novel(worker)[task.headline]
     if request.plan.trained:

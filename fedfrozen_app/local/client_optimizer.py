@@ -15,7 +15,8 @@ Roles = Mapping[str, Role]
 
 
 def learning_rate(settings: ClientConfig, server_round: int, num_rounds: int) -> float:
-    """The schedule runs over rounds: every round has a fresh optimiser, which counts only its own steps."""
+    """The learning rate of a round. The schedule runs over rounds: each round has a fresh optimiser, which
+    counts only its own steps."""
     last = max(num_rounds - 1, 1)
     done = min((server_round - 1) / last, 1.0)  # 0 in the first round, 1 in the last
     share = {
@@ -33,8 +34,8 @@ def make_optimizer(
     *,
     capturable: bool = False,
 ) -> Optimizer:
-    """`parameters` may be torch's groups. `capturable` keeps every state on the device, where a CUDA graph
-    can replay it."""
+    """Make the local optimiser. `parameters` may be torch parameter groups. `capturable` keeps all state on
+    the device, where a CUDA graph can replay it."""
     if settings.optimizer == "adamw":
         decay = settings.weight_decay
         return AdamW(parameters, lr=lr, weight_decay=decay, fused=True, capturable=capturable)
@@ -50,7 +51,8 @@ def make_optimizer(
 def optimizer_for(
     settings: ClientConfig, roles: Roles, trained: Mapping[str, Tensor], rate: float
 ) -> Optimizer:
-    """A fresh optimiser for one client. Head and fusion may have rates of their own, on the same schedule."""
+    """A fresh optimiser for one client. Head and fusion may have their own learning rates, on the same
+    schedule."""
     groups = [
         {"params": [trained[name] for name in names], "lr": rate * scale}
         for scale, names in rate_groups(settings, roles, trained)
@@ -59,7 +61,7 @@ def optimizer_for(
 
 
 def rate_groups(settings: ClientConfig, roles: Roles, names: Iterable[str]) -> list[tuple[float, list[str]]]:
-    """Names by learning rate, in units of `client.lr`; those whose kind has no rate of its own come first."""
+    """Names grouped by learning rate, in units of `client.lr`; those with the default rate come first."""
     scales = rate_scales(settings)
     kinds: dict[str, list[str]] = {kind: [] for kind in ("", *scales)}
     for name in names:
@@ -69,6 +71,6 @@ def rate_groups(settings: ClientConfig, roles: Roles, names: Iterable[str]) -> l
 
 
 def rate_scales(settings: ClientConfig) -> dict[str, float]:
-    """The kinds of parameters with a learning rate of their own, in units of `client.lr`."""
+    """Learning rates of the parameter kinds that have their own, in units of `client.lr`."""
     rates = {"head": settings.head_lr, "fusion": settings.fusion_lr}
     return {kind: rate / settings.lr for kind, rate in rates.items() if rate not in (None, settings.lr)}

@@ -1,4 +1,4 @@
-"""Where each client of a stacked round starts: the round's model, and what the client keeps for itself."""
+"""The starting row of each client of a stacked round: the round's model, and the client's own arrays."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -11,7 +11,7 @@ from fedfrozen_app.local.layouts import START, Layouts
 
 
 class ClientStarts:
-    """`start` is the row that all clients share; `kept`, by client, what each keeps for itself."""
+    """Starting rows of stacked clients. `start`: the row that all share; `kept`: each client's own arrays."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class ClientStarts:
         kept: Sequence[Mapping[str, Tensor]],
     ) -> None:
         self._layouts, self.method, self._start, self._kept = layouts, request.method, start, kept
-        self.held: dict[int, Tensor] = {}  # of clients that train now: what they only read
+        self.held: dict[int, Tensor] = {}  # arrays that the clients in training only read
         self._nothing = start[:0]
         self._row = layouts.trained.views(start)
 
@@ -31,7 +31,7 @@ class ClientStarts:
         return parameters_in(self._row)
 
     def begin(self, client: int) -> Tensor:
-        """(width,) what the client trains; what it only reads goes into `held`."""
+        """(width,) the client's trained arrays; those that it only reads go into `held`."""
         kept = self._kept[client]
         if not kept and not self.method.client_state and not self.method.evaluates_start():
             self.held[client] = self._nothing
@@ -41,12 +41,12 @@ class ClientStarts:
         own = flattened(self.method.start(trained, by_namespace(kept)))
         began = {with_namespace(START, name): value for name, value in model.items()}
         held = self._layouts.held
-        unset = held.views(self._start.new_zeros(held.width))  # what is known only once the client begins
+        unset = held.views(self._start.new_zeros(held.width))  # known only when the client begins
         self.held[client] = held.flatten({**unset, **own, **began})
         return self._layouts.trained.flatten({**self._row, **model, **own})
 
     def replace(self, client: int, row: Tensor, own: Mapping[str, Tensor]) -> Tensor:
-        """The client's row, and what it holds, with these arrays in place of those it began with."""
+        """The client's trained row with these arrays in place of the initial ones; also updates `held`."""
         held, trained = self._layouts.held, self._layouts.trained
         self.held[client] = held.flatten({**held.views(self.held[client]), **own})
         return trained.flatten({**trained.views(row), **own})

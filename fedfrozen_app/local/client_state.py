@@ -1,4 +1,4 @@
-"""What a client keeps for itself between rounds: in Flower's state, and on a site's own disk.
+"""The arrays that a client keeps between rounds: in Flower's state, and on a site's own disk.
 
 Flower's state lives as long as the node's process. A site that restarts in the middle of a run continues from
 its disk; a simulated client has none, and its state is kept in the run's checkpoint instead.
@@ -33,13 +33,13 @@ log = logging.getLogger(__name__)
 
 
 def start_of(context: Context, worker: Worker, request: TrainRequest, base: Mapping[str, Tensor]) -> Start:
-    """Where a client begins its round. `base`: the arrays that came with the request or were held already."""
+    """A client's arrays at the start of its round. `base`: those from the request or already held."""
     plan, kept = (
         request.plan,
         {**kept_arrays(context, worker, request), **per_client_arrays(worker, request, base)},
     )
     model = {**parameters_in(base), **parameters_in(kept)}
-    # What came as bytes, or from a checkpoint, is on the host; what trains is compared to its start.
+    # Arrays from messages or checkpoints are on the host; trained arrays are compared to their start.
     model |= {name: model[name].to(worker.device) for name in plan.trained}
     others = by_namespace(base)
     from_server = {
@@ -50,8 +50,7 @@ def start_of(context: Context, worker: Worker, request: TrainRequest, base: Mapp
 
 
 def per_client_arrays(worker: Worker, request: TrainRequest, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Arrays that the request sets for this client alone: values of private names, in place of those it has
-    kept.
+    """Arrays that the request sets for this client alone: values of private names, in place of kept ones.
 
     Copies: in one process several clients may receive the same array.
     """
@@ -59,7 +58,7 @@ def per_client_arrays(worker: Worker, request: TrainRequest, base: Mapping[str, 
 
 
 def held_at_home(context: Context, request: TrainRequest, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Arrays that the request sets for this client and does not contain: those it has kept, by digest."""
+    """Arrays that the request sets for this client by digest only, because the client has kept them."""
     wanted = [name for name in request.plan.private if name in request.base and name not in sent]
     record = context.state.get("private")
     if not wanted or not isinstance(record, ArrayRecord):
@@ -69,10 +68,10 @@ def held_at_home(context: Context, request: TrainRequest, sent: Mapping[str, Ten
 
 
 def kept_arrays(context: Context, worker: Worker, request: TrainRequest) -> dict[str, Tensor]:
-    """What this client has kept for itself: every private parameter, which begins as every model does, and
-    what its algorithm keeps for the names that train.
+    """The arrays that this client has kept: every private parameter (initially that of the initial model),
+    and its algorithm's state for the trained names.
 
-    Only these: state kept under another plan remains with the client and is not shared under this one.
+    Nothing else: state kept under another plan remains with the client and is not shared under this one.
     """
     names, method = request.plan.private, request.method
     if not names and not method.client_state:
@@ -103,7 +102,7 @@ def kept_arrays(context: Context, worker: Worker, request: TrainRequest) -> dict
 
 
 def held_arrays(context: Context, worker: Worker, request: TrainRequest) -> dict[str, Tensor]:
-    """All that this client has kept for itself, under whatever plan."""
+    """All arrays that this client has kept, under any plan."""
     record = context.state.get("private")
     return to_tensors(record) if isinstance(record, ArrayRecord) else _from_disk(context, worker, request)
 
@@ -113,8 +112,8 @@ def _on(worker: Worker, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def keep_private(context: Context, arrays: Mapping[str, Tensor], *, local: bool) -> None:
-    """Keep these for the next round, unless training has diverged: a client would never recover."""
-    norms = torch.stack(torch._foreach_norm(list(arrays.values())))  # waits for the device once for all
+    """Keep these for the next round, unless training has diverged: the client would never recover."""
+    norms = torch.stack(torch._foreach_norm(list(arrays.values())))  # one device synchronisation for all
     if not torch.isfinite(norms).all():
         log.warning("A client's private arrays are not finite: it continues with those it had before.")
         return
@@ -125,9 +124,9 @@ def keep_private(context: Context, arrays: Mapping[str, Tensor], *, local: bool)
 
 
 def disk_place(context: Context) -> Path | None:
-    """A site's file for this run, below the folder that the site names for its cache."""
+    """A site's file for this run, in the cache folder that the site has set."""
     node = context.node_config
-    if "site" not in node or "executor" in node:  # an executor keeps them itself, in every round
+    if "site" not in node or "executor" in node:  # an executor keeps them itself
         return None
     named = node.get("cache-dir")
     folder = Path(str(named)) if named else get_flwr_home() / "fedfrozen" / "cache"

@@ -1,4 +1,4 @@
-"""A client codes its update for the wire, and keeps what it has not sent."""
+"""Encode a client's update for the wire, and keep the residual for error feedback."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.local.client_state import held_arrays
 from fedfrozen_app.local.worker import Worker
 
-RESIDUAL = "residual"  # namespace of what was not sent, in the client's state
+RESIDUAL = "residual"  # namespace of unsent values in the client state
 
 
 def encode_update(
@@ -23,9 +23,8 @@ def encode_update(
     arrays: Mapping[str, Tensor],
     base: Mapping[str, Tensor],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What travels in place of these arrays, and what the client keeps for its next update.
-
-    Without a codec both are as they were; `base` holds the arrays with which the round began.
+    """The arrays to send in place of these, and the residual to keep for the next update. Without a codec
+    both are unchanged; `base` holds the arrays from the start of the round.
     """
     coder = request.coder
     if coder is None or request.masking is not None:
@@ -37,7 +36,7 @@ def encode_update(
 
 
 def residual_of(context: Context, worker: Worker, request: TrainRequest) -> dict[str, Tensor]:
-    """By parameter, what earlier rounds have not sent; of all parameters, whatever this round shares."""
+    """By parameter, what earlier rounds have not sent; for all parameters, whatever this round shares."""
     found = held_arrays(context, worker, request)
     return {
         parameter_of(name): value

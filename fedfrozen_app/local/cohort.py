@@ -1,4 +1,4 @@
-"""The cohort runner: the clients of a round trained together, as many at once as pays and fits.
+"""The cohort runner: train a round's clients together, as many at once as is fastest and fits into memory.
 
 A client with fewer batches than the others leaves its slot after its own last step, and the next client takes
 it (local/slots.py). The step that all slots share is local/step.py.
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 AHEAD_ON = ("cuda",)  # where a round is prefetched
-# A block with more steps is not prefetched: a GPU with a thousand operations in its queue makes the host
-# wait, and next to that many steps the host's work between two rounds is short.
+# Longer blocks are not prefetched: a GPU with a thousand queued operations makes the host wait, and compared
+# to that many steps the host's work between two rounds is short.
 MOST_AHEAD = 256
 
 
@@ -53,8 +53,8 @@ def cannot_serve(request: TrainRequest) -> str | None:
 
 
 class CohortRunner:
-    """`typical` are the clients by which the number of slots is chosen, whichever round is first, so that
-    a resumed run takes the same steps as an unbroken one. None: those of the first round."""
+    """Trains the clients of one run. `typical`: the clients from which the number of slots is chosen, so that
+    a resumed run takes the same steps as an uninterrupted one. None: those of the first round."""
 
     def __init__(self, worker: "Worker", typical: Sequence[str] | None = None) -> None:
         self.worker = worker
@@ -63,12 +63,12 @@ class CohortRunner:
         self._slots: int | None = None
         self._plan: Plan | None = None
         self._laid: tuple[Any, Layouts] | None = None  # for requests of this kind
-        self._side_stream: torch.cuda.Stream | None = None  # trains a block while another is evaluated
-        # Before the first step asks for them.
+        self._side_stream: torch.cuda.Stream | None = None  # trains one block while another is evaluated
+        # Before the first step needs these GPU kernels.
         worker.per_client_kernels.begin(traced=wished(worker.config) == "true")
 
     def completion_order(self, clients: Sequence[str], request: TrainRequest) -> list[list[str]]:
-        """The clients in the order in which they will finish, those of a block together."""
+        """The clients in the order in which they will finish, grouped by block."""
         assignments, room = self._schedule(clients, request).assignments, self._room(clients, request)
         ready = [clients[one.client] for one in assignments]
         return [ready[first : first + room] for first in range(0, len(ready), room)]
@@ -82,16 +82,15 @@ class CohortRunner:
     ) -> Iterator[Block]:
         """Train the clients; they finish in blocks, in `completion_order`.
 
-        `base`: the arrays that came with the request or are held; `kept`: by client, what it keeps for
-        itself. A block has at most as many clients as there are slots, so that memory does not grow with the
-        cohort.
+        `base`: the arrays from the request or already held; `kept`: each client's own arrays. A block has at
+        most as many clients as there are slots, so that memory does not grow with the cohort.
         """
         ahead = ahead_of(self.worker)
         prefetched, ahead.prefetched = ahead.prefetched, None
         if prefetched is not None and prefetched.serves(clients, request, base):
             ahead.schedule = None  # as `prepare` does
             return prefetched.blocks
-        del prefetched  # it was for another request: its memory is free
+        del prefetched  # it was for another request: free its memory
         return self.blocks_of(self.prepare(clients, request, base, kept))
 
     def blocks_of(self, work: RoundWork) -> Iterator[Block]:
@@ -111,12 +110,12 @@ class CohortRunner:
         worker.load(parameters_in(base), request.base)
         layouts, slots = self._layouts(request), self._room(clients, request)
         schedule = self._schedule(clients, request)
-        ahead_of(worker).schedule = None  # otherwise it stays in memory beside the next one
+        ahead_of(worker).schedule = None  # otherwise both it and the next one are in memory
         start = loaded_row(worker.parameters, layouts.trained)
         own = [kept.get(client, {}) for client in clients]
         before = cohort_evaluation.evaluate_before(worker, clients, request, own)
         starts = ClientStarts(layouts, request, start, own)
-        if before and request.plan.private:  # then clients' own models were loaded for the evaluation
+        if before and request.plan.private:  # the evaluation has loaded clients' own models
             worker.load(starts.common, {})
         steps, _, width = schedule.index.shape
         mode = worker.kept.for_run(Compiling).mode(worker, request, steps, slots * width)
@@ -131,7 +130,7 @@ class CohortRunner:
     def _trained(self, work: RoundWork) -> Iterator[Trained]:
         """For each of the work's blocks: its trained rows and mean losses."""
         worker, request, schedule = self.worker, work.request, work.schedule
-        if self._plan != request.plan:  # the freeze: the old step's memory is not needed again
+        if self._plan != request.plan:  # after a freeze the old step is not needed again
             self._steps.clear()
             self._plan = request.plan
         step = self._step(work, schedule.index.shape[2])
@@ -161,22 +160,21 @@ class CohortRunner:
     # Ahead of the server ---------------------------------------------------------------------------------
 
     def lay_out_ahead(self, clients: Sequence[str], request: TrainRequest) -> None:
-        """These will probably get this request: lay out their batches now, while the device works."""
+        """Lay out the batches of clients that will probably get this request, while the device is busy."""
         self._schedule(clients, request)
 
     @property
     def can_prefetch(self) -> bool:
-        """Whether `prefetch` may do anything in this run: not where a round begins with an evaluation or a
-        look-up on the device, which would wait for the device before the last round is closed."""
+        """Whether `prefetch` can do anything in this run: not if a round begins with an evaluation or a read
+        from the device, which would synchronise before the last round is closed."""
         worker, config = self.worker, self.worker.config
         waits = config.dataset.client_validation or config.client.class_weights
         return worker.device.type in AHEAD_ON and not waits
 
     def prefetch(self, clients: Sequence[str], request: TrainRequest, base: Mapping[str, Tensor]) -> None:
-        """These will probably get this request with these very arrays: start their first block now, while
-        the host closes the round before. `request.base` has the digests that are known by now.
-
-        Nothing is recorded, compiled or decided for it. If another request comes, it is dropped.
+        """Start the first block of the clients that will probably get this request with exactly these arrays,
+        while the host closes the previous round. `request.base` has the digests known so far. Nothing is
+        recorded, compiled or decided for it. If another request arrives, the block is dropped.
         """
         ahead = ahead_of(self.worker)
         ahead.prefetched = None
@@ -184,11 +182,11 @@ class CohortRunner:
             return
         schedule = ahead.schedule
         versions, work = versions_of(base), self.prepare(clients, request, base, {})
-        ahead.schedule = schedule  # the request itself will raise it again
+        ahead.schedule = schedule  # the real request will raise it again
         ahead.prefetched = PrefetchedRound(work, self._blocks(work, self._ahead(work)), versions)
 
     def _may_prefetch(self, clients: Sequence[str], request: TrainRequest) -> bool:
-        """Not where a method reads the round's model: evaluation reloads the global model while these steps
+        """Not if the method reads the round's model: evaluation reloads the global model while these steps
         still read it."""
         method, worker = request.method, self.worker
         if method.reads_start() or method.has_arrays() or not self._may_run_ahead(request):
@@ -197,7 +195,7 @@ class CohortRunner:
             return False
         slots, schedule = self._room(clients, request), self._schedule(clients, request)
         kind = (request.kind, slots, schedule.index.shape[2])
-        # Not one that could not be compiled: another is made in its place.
+        # Not a step whose compilation failed: it is replaced.
         steps = [
             step for (*key, mode), step in self._steps.items() if tuple(key) == kind and step.mode == mode
         ]
@@ -205,8 +203,8 @@ class CohortRunner:
         return ready and schedule.assignments[:slots][-1].end <= MOST_AHEAD
 
     def _may_run_ahead(self, request: TrainRequest) -> bool:
-        """Whether a block may train while the one before is evaluated: not where clients' models are loaded
-        for that, and not where they keep arrays."""
+        """Whether a block may train while the previous one is evaluated: not if evaluation loads clients'
+        models, and not if clients keep arrays."""
         worker, method = self.worker, request.method
         one_by_one = cohort_evaluation.evaluates_one_by_one(worker, request)
         keeps = method.client_state or not method.adds_nothing() or one_by_one
@@ -214,8 +212,8 @@ class CohortRunner:
         return worker.device.type in AHEAD_ON and not keeps
 
     def _ahead(self, work: RoundWork) -> Iterator[Trained]:
-        """The results of its blocks, computed one block ahead: while the server adds up a block, the device
-        trains the next. The first starts at once."""
+        """The results of its blocks, computed one block ahead: while the server aggregates a block, the
+        device trains the next. The first starts at once."""
         trained = self._trained(work)
         if self.worker.device.type != "cuda":
             return chain([next(trained)], trained)
@@ -224,7 +222,7 @@ class CohortRunner:
         return (block for block in started if block is not None)
 
     def _on_side_stream(self, trained: Iterator[Trained]) -> Iterator[Trained | None]:
-        """The same on a stream of its own: first None, once the first block has started, then the blocks."""
+        """The same on a separate CUDA stream: first None, once the first block has started, then blocks."""
         here = torch.cuda.current_stream(self.worker.device)
         side = self._side_stream = self._side_stream or torch.cuda.Stream(self.worker.device)
         side.wait_stream(here)
@@ -239,17 +237,17 @@ class CohortRunner:
             while block is not None:
                 following = begin()
                 here.wait_event(over)
-                for value in block:  # its memory is not reused before the work on this stream is over
+                for value in block:  # do not reuse its memory before this stream's work is done
                     value.record_stream(here)
                 yield block
                 block, over = following
-        finally:  # what it reads is freed here
+        finally:  # the memory that it reads is freed here
             here.wait_stream(side)
 
     # Steps and slots -------------------------------------------------------------------------------------
 
     def _schedule(self, clients: Sequence[str], request: TrainRequest) -> Schedule:
-        """The batches of this work, laid out once by the first call."""
+        """The batches of this work; the first call lays them out."""
         slots, ahead = self._room(clients, request), ahead_of(self.worker)
         work = (tuple(clients), request.round, request.plan, slots, tuple(request.most_steps.items()))
         known, schedule = ahead.schedule or (None, None)
@@ -259,9 +257,10 @@ class CohortRunner:
         return schedule
 
     def _layouts(self, request: TrainRequest) -> Layouts:
-        """Shared parameters come first: the aggregation then reads one piece of every row."""
+        """The rows' layouts. Shared parameters come first, so that aggregation reads one contiguous part of
+        every row."""
         known, layouts = self._laid or (None, None)
-        if layouts is None or known != request.kind:  # mostly as in the round before
+        if layouts is None or known != request.kind:  # usually unchanged since the last round
             trained = set(request.plan.trained)
             own = (name for name in request.plan.private if name in trained)
             layouts = Layouts.of(self.worker.parameters, request, (*request.plan.shared, *own))
@@ -272,13 +271,13 @@ class CohortRunner:
         request = work.request
         key = (request.kind, work.slots, width, work.mode)
         if key not in self._steps:
-            # Steps in another mode are not needed again.
+            # Steps of another mode are not needed again.
             self._steps = {other: step for other, step in self._steps.items() if other[-1] == work.mode}
             self._steps[key] = Step(self.worker, work.layouts, work.slots, request, mode=work.mode)
         return self._steps[key]
 
     def _room(self, clients: Sequence[str], request: TrainRequest) -> int:
-        """How many slots: chosen once, because a step is compiled for a size."""
+        """The number of slots: chosen once, because a step is compiled for one size."""
         if self._slots is None:
             known = self._typical or clients
             counts = batch_counts(self.worker.data, known, request.plan)

@@ -30,8 +30,8 @@ ByClient = dict[str, dict[str, float]]
 
 
 def evaluates_one_by_one(worker: "Worker", request: TrainRequest) -> bool:
-    """Whether clients are evaluated one by one, each with its own model loaded: where that is a personal
-    model, or reports metrics of its own. Others are evaluated together."""
+    """Whether clients are evaluated one by one, each with its own model loaded: if they have personal models,
+    or if the model reports metrics. Others are evaluated together."""
     return request.is_personal or type(worker.wrapper).metrics is not Wrapper.metrics
 
 
@@ -60,7 +60,7 @@ def evaluate_block(
             _evaluate_one(work, block, number, layouts.untrained(held[number]), own)
             for number in range(len(block.clients))
         ]
-        # The other clients start from the round's model.
+        # Clients without kept arrays start from the round's model.
         worker.load(parameters_in(layouts.trained.views(work.start)), {})
         return found
     predictions = partial(predict, worker, layouts, block.values, held)
@@ -75,7 +75,7 @@ def _evaluate_one(
     untrained: Mapping[str, Tensor],
     own: Callable[[int], ByNamespace],
 ) -> dict[str, float]:
-    """With its model loaded: the metrics that the sequential runner reports too."""
+    """The same metrics as the sequential runner's, with the client's model loaded."""
     worker, request, client = work.worker, work.request, block.clients[number]
     personal = request.is_personal
     if client not in work.before and not personal:

@@ -1,11 +1,11 @@
-"""When the cohort runner's step is worth compiling: `runtime.compile=auto`.
+"""Decide whether compiling the cohort runner's step pays: `runtime.compile=auto`.
 
-A recorded step starts at once; a compiled one makes its run wait first and is faster afterwards. The first
-round of every plan is recorded, so that there is a result soon; in the second, the remaining rounds decide
-whether the model's blocks are compiled, which takes seconds. `runtime.compile=true` compiles the whole step,
-which takes minutes and is faster still: for runs with enough rounds.
-No measured time decides, and the decision goes into checkpoints: a resumed run takes the same steps as an
-unbroken one, whatever its machine has compiled before.
+A captured step (CUDA graph) starts at once; a compiled one delays the run first and is faster afterwards. The
+first round of every plan is captured, so that there is a result soon; in the second, the number of remaining
+rounds decides whether the model's blocks are compiled, which takes seconds. `runtime.compile=true` compiles
+the whole step, which takes minutes and is faster still: for runs with enough rounds.
+The decision uses no measured time and is stored in checkpoints, so a resumed run takes the same steps as an
+uninterrupted one, whatever its machine has compiled before.
 """
 
 import hashlib
@@ -27,19 +27,19 @@ from fedfrozen_app.local.kept import Kept
 from fedfrozen_app.vmap.blocks import Blocks
 
 log = logging.getLogger(__name__)
-MODES = {"true": "compiled", "false": "captured"}  # of a step, by `runtime.compile`
-DEVICES = ("cuda",)  # on a CPU a step starts as quickly as it can
-# For an H200: what a graph costs where nothing is in the cache, and what a compiled step saves for every
-# number that the model's layers output for its examples, forwards and backwards. Measured with DINOv2-S
-# (12 layers, 10 clients x 32): 15 s, and 5.9 ms a step, for which this counts 4.4; with the ViT of
+MODES = {"true": "compiled", "false": "captured"}  # a step's mode, by `runtime.compile`
+DEVICES = ("cuda",)  # on a CPU there are no launches to save
+# For an H200: what compiling a graph costs with an empty cache, and what a compiled step saves for every
+# number that the model's layers output for its examples, forward and backward. Measured with DINOv2-S (12
+# layers, 10 clients x 32): 15 s, and 5.9 ms a step, for which this counts 4.4; with the ViT of
 # model=vit_cifar (10 x 64) 2.1 ms, for which it counts 3.5 (benchmarks/first_round.py, step_profile.py).
 SECONDS_A_GRAPH = 15.0
-SECONDS_A_PART = 0.4  # of a model that is compiled as a whole
+SECONDS_A_PART = 0.4  # if the whole model is compiled
 SAVED = 4e-12
 
 
 class Trainee(Protocol):
-    """What this module reads of a worker."""
+    """The attributes of a worker that this module reads."""
 
     config: Config
     device: torch.device
@@ -54,14 +54,14 @@ class Trainee(Protocol):
 
 @dataclass
 class Compiling:
-    """What was decided for the plan that trains now."""
+    """The decision for the current plan."""
 
     plan: str = ""  # digest
-    since: int = 0  # the first round of it
+    since: int = 0  # the plan's first round
     compiled: bool | None = None  # None: not decided yet
 
     def mode(self, worker: Trainee, request: TrainRequest, steps: int, examples: int) -> str:
-        """How to take this request's steps: `steps` per round, `examples` in each, padding included."""
+        """The mode of this request's steps: `steps` per round, `examples` in each, padding included."""
         if worker.device.type not in DEVICES:
             return "eager"
         wish = wished(worker.config)
@@ -78,7 +78,7 @@ class Compiling:
         return "blocks" if worker.blocks.repeat else "compiled"
 
     def undecided(self, worker: Trainee) -> bool:
-        """Whether `mode` may still choose another mode for the plan that trains now."""
+        """Whether `mode` may still choose another mode for the current plan."""
         automatic = worker.device.type in DEVICES and wished(worker.config) not in MODES
         return automatic and self.compiled is None
 
@@ -94,11 +94,11 @@ class Compiling:
         )
 
     def failed(self) -> None:
-        """The compiler failed: this plan's steps are not compiled, in a resumed run neither."""
+        """Note that the compiler failed: this plan's steps are not compiled, in a resumed run either."""
         self.compiled = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty where nothing was ever chosen."""
+        """The decision for a checkpoint; empty if there was none."""
         return {"plan": self.plan, "since": self.since, "compiled": self.compiled} if self.plan else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ class Compiling:
 
 @dataclass(frozen=True)
 class OutputCount:
-    """Of one model, kept with its worker."""
+    """The number of layer outputs of one model, cached with its worker."""
 
     count: int
 
@@ -119,7 +119,7 @@ def wished(config: Config) -> str:
 
 
 def plan_digest(request: TrainRequest) -> str:
-    """Of the names that train and the algorithm: they decide what a step computes."""
+    """Digest of the trained names and the algorithm, which determine what a step computes."""
     plan, settings = request.plan, dict(request.settings)
     phases = [[phase.trained, phase.epochs] for phase in plan.phases] if plan.phases else []
     parts = [plan.trained, plan.shared, plan.private, phases, request.algorithm, settings]
@@ -134,7 +134,7 @@ def seconds_to_compile(worker: Trainee) -> float:
 
 
 def outputs_of(worker: Trainee) -> int:
-    """How many numbers the model's layers output for one example: what a compiled step need not write."""
+    """How many numbers the model's layers output for one example; a compiled step need not write them."""
     return worker.kept.for_worker(OutputCount, lambda: OutputCount(_count_outputs(worker))).count
 
 
@@ -156,9 +156,9 @@ def _count_outputs(worker: Trainee) -> int:
 
 
 def keep_what_is_compiled(device: torch.device) -> None:
-    """Let torch keep compiled code where it outlives a restart, in a folder per version of torch and device.
+    """Let torch cache compiled code on disk across restarts, in one folder per torch version and device.
 
-    A folder that the environment names is used instead.
+    A folder set in the environment takes precedence.
     """
     what = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     name = "-".join([torch.__version__, *what.split()]).replace("/", "_")

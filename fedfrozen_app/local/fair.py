@@ -29,13 +29,13 @@ def group_metrics(worker: Worker, client: str) -> Found:
 def groups_of_table(
     worker: Worker, table: Table, index: np.ndarray, more: Mapping[str, np.ndarray], times: int = 0
 ) -> Found:
-    """`index`: the numbers of these rows in the test table; `more`: columns besides the subgroups."""
+    """`index`: the indices of these rows in the test table; `more`: additional columns."""
     dataset = worker.config.dataset
     columns = {name: values[index] for name, values in subgroup_columns(worker).items()} | dict(more)
     probabilities = worker.task.probabilities(table).numpy()
     labels, people = table.labels.cpu().numpy(), worker.corpus.test_units[index]
     rows = np.arange(len(labels))
-    if worker.task.target.over_tokens:  # every word is evaluated
+    if worker.task.target.over_tokens:  # every token is evaluated
         rows, place = np.nonzero(labels >= 0)
         probabilities, labels = probabilities[rows, place], labels[rows, place]
     predictions = Predictions(probabilities, labels, people[rows])
@@ -44,7 +44,7 @@ def groups_of_table(
 
 
 def client_bands(worker: Worker) -> dict[str, Any]:
-    """Over the clients with test rows, of the loaded model: quantiles of their accuracy and their rows."""
+    """Quantiles over the clients with test rows: the loaded model's accuracy, and the number of rows."""
     dealt, table = row_lists(worker.shares.test), worker.data.test_table
     if table.labels.ndim > 1 or not len(dealt.rows):
         return {}
@@ -60,7 +60,7 @@ def client_bands(worker: Worker) -> dict[str, Any]:
 
 
 def subgroup_columns(worker: Worker) -> dict[str, Any]:
-    """The subgroup columns of the test rows, except those that the data do not have."""
+    """The subgroup columns that the test rows have."""
     columns = worker.corpus.test_columns
     return {name: columns[name] for name in worker.config.dataset.subgroups or () if name in columns}
 

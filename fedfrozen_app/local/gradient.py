@@ -1,7 +1,7 @@
-"""The gradient of stacked clients: from each client's pure loss to one function of tensors.
+"""The gradient of stacked clients: turn each client's pure loss into one function of tensors.
 
-The clients' losses are computed under `vmap`. Frozen parameters are the worker model's own, held once for all
-clients. Where clients of several runs share a step (local/stack.py), they are held once for each run.
+The clients' losses are computed under `vmap`. Frozen parameters are the worker model's own, stored once for
+all clients. If clients of several runs share a step (local/stack.py), they are stored once per run.
 """
 
 import logging
@@ -38,15 +38,16 @@ if TYPE_CHECKING:
     from fedfrozen_app.local.worker import Worker
 
 log = logging.getLogger(__name__)
-ByParameter = tuple[Mapping[str, Tensor], Mapping[str, Factors]]  # whole gradients, and factored ones
-# Of the clients' rows and all that a step reads: losses, and gradients as (slots, width) or by parameter.
+ByParameter = tuple[Mapping[str, Tensor], Mapping[str, Factors]]  # full gradients, and factored ones
+# From the clients' rows and everything else that a step reads: losses, and gradients as (slots, width) or by
+# parameter.
 GradientFunction = Callable[..., tuple[Tensor, Any]]
 
 
 class StackedGradient:
     """Losses and gradients of the clients in a step's slots.
 
-    `wide`: weights whose gradients may stay factored; once the function is made, those whose gradients do.
+    `wide`: weights whose gradients may stay factored; after the function is built, those whose gradients do.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class StackedGradient:
     ) -> None:
         self._worker, self._layouts, self._arrays, self._method = worker, layouts, arrays, method
         self.mode, self._runs, self.wide = mode, runs, wide
-        self._blocks: Blocks | None = None  # those that run compiled
+        self._blocks: Blocks | None = None  # the compiled blocks
         self._products: dict[bool, dict[nn.Module, Callable[..., Any]]] = {}
         self._function: GradientFunction | None = None
 
@@ -74,7 +75,7 @@ class StackedGradient:
         return self._function(self._arrays.rows, *self._fixed(), index, mask)
 
     def do_without_compiling(self, error: Exception) -> None:
-        """Compiled code is optional: from now on the step runs without it."""
+        """Stop using compiled code, which is optional, for all later steps."""
         self._blocks, self.mode, self._function = None, "captured", None
         self._worker.kept.for_run(Compiling).failed()
         log.warning("The step could not be compiled, and continues without: %s", format_error(error))
@@ -84,7 +85,7 @@ class StackedGradient:
         return self._worker.device.type == "cuda"
 
     def _fixed(self) -> list[Tensor]:
-        """What a step reads and never writes: the worker's parameters, then labels and inputs."""
+        """The tensors that a step reads and never writes: the worker's parameters, then labels and inputs."""
         table, arrays = self._worker.train_table, self._arrays
         parameters = {name: value.detach() for name, value in self._worker.parameters.items()}
         return [
@@ -99,8 +100,8 @@ class StackedGradient:
     # The clients' losses -------------------------------------------------------------------------------
 
     def _losses(self, flat: Tensor, parts: Parameters, fixed: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Of the clients' rows, and the arrays in these rows: (slots,) what the steps minimise, and (slots,
-        reported losses). `fixed` ends with index and mask."""
+        """From the clients' rows and the arrays in them: (slots,) the losses that the steps minimise, and
+        (slots, reported losses). `fixed` ends with index and mask."""
         names, keys = list(self._worker.parameters), list(self._worker.train_table.inputs)
         model = dict(zip(names, fixed, strict=False))
         labels, columns = fixed[len(names)], dict(zip(keys, fixed[len(names) + 1 :], strict=False))
@@ -135,7 +136,7 @@ class StackedGradient:
             if plain:
                 task = mapped_task(worker, {**own_model, **frozen})
                 return method.loss(parameters_in(parts), batch, task, NO_START)
-            # An algorithm computes with arrays as they are; the model reads arrays that are rounded already.
+            # An algorithm computes with the exact arrays; the model reads the rounded ones.
             parameters = parameters_in(layouts.trained.views(row))
             task = mapped_task(worker, own_model, {**frozen, **parts}, parameters)
             start = layouts.start(own_model, row, held, from_server)
@@ -178,7 +179,7 @@ class StackedGradient:
         function: GradientFunction = self._whole
         rows = self._arrays.rows
         if self.wide:
-            with torch.random.fork_rng([rows.device] if self._on_gpu else []):  # a try, and no step
+            with torch.random.fork_rng([rows.device] if self._on_gpu else []):  # a trial run, not a step
                 _, (_, factors) = self._rewritten(self._by_parameter, rows, *self._fixed(), index, mask)
             self.wide = list(factors)
             function = self._by_parameter if factors else self._whole
@@ -192,11 +193,11 @@ class StackedGradient:
 
     @contextmanager
     def _rewrites(self) -> Iterator[None]:
-        """Within it the model computes in ways that are fast under a vmap over clients."""
+        """Context in which the model uses implementations that are fast under a vmap over clients."""
         module, names = self._worker.model, self._layouts.names
         blocks = self._blocks.used() if self._blocks is not None else nullcontext()
         views = self._on_gpu and self.mode != "compiled"
-        if views not in self._products:  # found once: the step of a small model takes not much longer
+        if views not in self._products:  # cached: the lookup takes almost as long as a small model's step
             self._products[views] = product_ways(module, names, views=views)
         products = with_forwards(self._products[views])
         own = partial(self._worker.per_client_kernels.used, names)
@@ -207,8 +208,7 @@ class StackedGradient:
             yield
 
     def _compiled(self, function: GradientFunction, index: Tensor, mask: Tensor) -> GradientFunction:
-        """The same function compiled, or its blocks.
-
+        """The same function compiled, or with compiled blocks.
         A compiler can fail in any way. Compiling is optional: the step then runs uncompiled.
         """
         arguments = (self._arrays.rows, *self._fixed(), index, mask)

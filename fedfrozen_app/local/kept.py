@@ -1,4 +1,4 @@
-"""What modules keep with a worker between messages: one object per class, made when it is first asked for.
+"""Objects that modules keep with a worker between messages: one per class, created on first use.
 
 A worker knows none of these classes. The module that uses an object owns its class.
 """

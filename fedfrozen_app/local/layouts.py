@@ -1,4 +1,4 @@
-"""How a client's arrays lie in flat rows, so that the clients of a cohort can be stacked."""
+"""How a client's arrays are laid out in flat rows, so that the clients of a cohort can be stacked."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,22 +20,22 @@ from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.models.task import Parameters
 
 NO_START = Start({}, ())  # for plain training, which reads no start
-# Namespaces of a client's start: its private parameters, and its loss and gradient where they are asked for.
+# Namespaces of a client's start: its private parameters, and its loss and gradient if requested.
 START, START_LOSS, START_GRADIENT = "start", "start_loss", "start_gradient"
 
 
 @dataclass(frozen=True)
 class Layouts:
-    """One row of what a client trains, one of what it only reads, and one that all clients share."""
+    """The layouts of a client's trained row, of its read-only row, and of the row that all clients share."""
 
-    trained: Layout  # parameters, and what the algorithm trains besides them or replaces in its own step
-    held: Layout  # what the client keeps, and private parameters: untrained, or as the round began
+    trained: Layout  # parameters, and the algorithm's trainable state and step state
+    held: Layout  # client state and private parameters: untrained, or from the start of the round
     from_server: Layout  # the arrays of the train request: the same for all clients
     names: tuple[str, ...]  # the parameters among `trained`
 
     @classmethod
     def of(cls, parameters: Parameters, request: TrainRequest, names: tuple[str, ...]) -> "Layouts":
-        """`names` are the parameters that train, the shared ones first."""
+        """`names` are the trained parameters, the shared ones first."""
         method, plan = request.method, request.plan
         changing = (*method.trainable_state, *method.step_state)
         kept = [space for space in method.client_state if space not in changing]
@@ -57,7 +57,7 @@ class Layouts:
         )
 
     def untrained(self, held: Tensor) -> dict[str, Tensor]:
-        """The client's private parameters that do not train."""
+        """The client's private parameters that are not trained."""
         private = by_namespace(self.held.views(held)).get(START, {})
         return {name: value for name, value in private.items() if name not in self.names}
 
@@ -78,15 +78,14 @@ class Layouts:
 
 
 def _layout(parameters: Parameters, names: Sequence[str], scalars: Collection[str] = ()) -> Layout:
-    """Arrays with the shapes of their parameters; in the namespaces `scalars` a single number each."""
+    """Arrays with the shapes of their parameters; in the namespaces `scalars`, one number each."""
     arrays = {name: parameters[parameter_of(name)] for name in names}
     one = torch.zeros(())
     return Layout.of({name: one if namespace_of(name) in scalars else a for name, a in arrays.items()})
 
 
 def loaded_row(parameters: Mapping[str, Tensor], layout: Layout) -> Tensor:
-    """(width,) these parameters as a row: where a client starts that keeps nothing of its own. Arrays beside
-    the parameters are zero."""
+    """(width,) these parameters as a row: the start of a client without kept arrays. Others are zero."""
     arrays = {name: parameters[parameter_of(name)] for name in layout.names}
     return layout.flatten(
         {name: array if is_parameter(name) else torch.zeros_like(array) for name, array in arrays.items()}

@@ -1,4 +1,4 @@
-"""One sentence for what a client algorithm's `loss` and `finish` must not do, in place of a traceback.
+"""Replace tracebacks of invalid `loss` and `finish` methods of client algorithms by one sentence.
 
 The runner differentiates `loss`, and the cohort runner calls it under `vmap`. So `loss` may neither take
 gradients itself nor branch in Python on a tensor's value.
@@ -16,9 +16,9 @@ BRANCH = (
     "Do not branch on a tensor's value inside loss(), nor call .item(): use torch.where, "
     "or set runtime.runner=sequential."
 )
-# Parts of torch's messages.
+# Substrings of torch's error messages.
 GRADIENT_MESSAGES = ("called inside a functorch transform", "second time", "derivative for aten::")
-GRADIENT_UNDER_VMAP = ("does not require grad",)  # elsewhere: a loss that no trained parameter enters
+GRADIENT_UNDER_VMAP = ("does not require grad",)  # without vmap: a loss that depends on no trained parameter
 BRANCH_MESSAGES = ("data-dependent control flow", ".item() on a Tensor", "output dynamic shape")
 
 
@@ -37,8 +37,8 @@ def checked_loss(method: Algorithm, parameters: Parameters, batch: Batch, task: 
 def checked_losses(
     method: Algorithm, parameters: Parameters, batch: Batch, task: Task, start: Start
 ) -> tuple[Tensor, Tensor]:
-    """The algorithm's loss, and the task's own loss of the parameters that train: the first that it computes,
-    detached. An algorithm that computes none has its whole loss there."""
+    """The algorithm's loss, and the task's own loss of the trained parameters: the first that the algorithm
+    computes, detached. If it computes none, its whole loss is used."""
     noting, found = task.noting()
     loss = checked_loss(method, parameters, batch, noting, start)
     return loss, found[0] if found else loss.detach()

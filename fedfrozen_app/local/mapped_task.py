@@ -16,10 +16,9 @@ NOTHING: Parameters = {}
 def mapped_task(
     worker: "Worker", model: Parameters, rounded: Parameters = NOTHING, of: Parameters = NOTHING
 ) -> Task:
-    """The task for mapped parameters; those that a call leaves out are taken from `model`.
-
-    `rounded` replace the arrays of `model` and `of`, where the model is called with these very arrays. Arrays
-    that an algorithm has computed (a mixture) are rounded here, or their products would be in float32.
+    """The task for mapped parameters; a call takes missing ones from `model`.
+    `rounded` replaces the arrays of `model` and `of` when the model is called with these same objects. Arrays
+    that an algorithm has computed (a mixture) are rounded here; otherwise their products would be in float32.
     """
     exact = {**model, **of}
 

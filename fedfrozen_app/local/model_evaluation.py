@@ -1,4 +1,4 @@
-"""Metrics of the model as it is loaded: on test, validation and held-back rows, and on each client's own."""
+"""Metrics of the loaded model on test, validation and held-out rows, and on each client's own rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ def evaluate_test(worker: "Worker") -> dict[str, float]:
 
 
 def evaluate_novel(worker: "Worker") -> dict[str, float]:
-    """On the classes that are not trained; empty if there are none."""
+    """Metrics on the classes that are not trained; empty if there are none."""
     novel, table = worker.data.corpus.novel, worker.data.novel_table
     if novel is None or table is None:
         return {}
@@ -32,7 +32,7 @@ def evaluate_novel(worker: "Worker") -> dict[str, float]:
 
 
 def evaluate_validation(worker: "Worker") -> dict[str, float]:
-    """On the rows that the server keeps; empty if it keeps none."""
+    """Metrics on the server's validation rows; empty if it has none."""
     rows = worker.data.shares.validation
     if not len(rows):
         return {}
@@ -40,8 +40,8 @@ def evaluate_validation(worker: "Worker") -> dict[str, float]:
 
 
 def evaluate_personal(worker: "Worker", client: str, *, shares_model: bool = False) -> dict[str, float]:
-    """A client's personal model on its own test rows, and on the whole test set where the server has no
-    model to evaluate."""
+    """Metrics of a client's personal model on its own test rows, and on the whole test set if the server has
+    no model to evaluate."""
     test_rows = worker.data.client_test_rows(client)
     found = {f"personal_{k}": v for k, v in worker.task.evaluate(test_rows).items()} if len(test_rows) else {}
     if not (shares_model or worker.has_global) and len(worker.data.test_table):
@@ -50,7 +50,7 @@ def evaluate_personal(worker: "Worker", client: str, *, shares_model: bool = Fal
 
 
 def evaluate_client_validation(worker: "Worker", client: str, when: str) -> dict[str, float]:
-    """On the rows that the client holds out; empty if it holds none out."""
+    """Metrics on the client's validation rows; empty if it holds none out."""
     rows = worker.data.rows(client).validation
     if not len(rows):
         return {}
@@ -60,8 +60,8 @@ def evaluate_client_validation(worker: "Worker", client: str, when: str) -> dict
 def evaluate_client_validations(
     worker: "Worker", clients: Sequence[str], when: str, predict: Callable[[list[Tensor]], list[Tensor]]
 ) -> dict[str, dict[str, float]]:
-    """The same for all of these clients that hold rows out. `predict` returns their models' predictions on
-    the rows of each, and waits for the device once for all."""
+    """The same for all of these clients with validation rows. `predict` returns their models' predictions on
+    each client's rows, with one device synchronisation for all."""
     data, task = worker.data, worker.task
     if not worker.config.dataset.client_validation:
         return {}

@@ -1,4 +1,4 @@
-"""An algorithm's own `step` in place of `client.optimizer`: for one client, and for all slots of a step."""
+"""An algorithm's own `step` in place of `client.optimizer`, for one client or for all slots of a step."""
 
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def starting_state(method: Algorithm, start: Start) -> dict[str, dict[str, Tensor]]:
-    """The `step_state` of a client as its round begins: copies of what it keeps, or zeros."""
+    """The initial `step_state` of a client's round: copies of the kept arrays, or zeros."""
     kept = start.client_state
     return {
         space: {
@@ -40,7 +40,7 @@ def kept_state(method: Algorithm, start: Start) -> dict[str, Tensor]:
 class OwnStep:
     """One client's steps: changes `parameters` and the `step_state` in `start.client_state` in place.
 
-    `phase`: the names that train now. The others have a gradient of zero, and stay as they are.
+    `phase`: the names trained now. The others get a zero gradient and do not change.
     """
 
     def __init__(
@@ -57,20 +57,20 @@ class OwnStep:
         self._lr = torch.tensor(rate, dtype=first.dtype, device=first.device)
 
     def step(self) -> None:
-        """One step by the gradients that the parameters hold."""
+        """Take one step with the parameters' `.grad`."""
         held = {name: value.grad for name, value in self._parameters.items()}
         self.apply({n: torch.zeros_like(self._parameters[n]) if g is None else g for n, g in held.items()})
 
     @torch.no_grad()
     def apply(self, gradient: Parameters) -> None:
-        """One step by this gradient."""
+        """Take one step with this gradient."""
         method, start = self._method, self._start
         places = {name: value.detach() for name, value in self._parameters.items()}
         values = {name: value.clone() for name, value in places.items()}
         places |= flattened({space: start.client_state[space] for space in method.step_state})
         state = by_namespace(
             {name: value.clone() for name, value in places.items()}
-        )  # it may return any of them
+        )  # the algorithm may return any of them
         new, renewed = method.step(values, gradient, state, start, self._lr)
         arrays = {**new, **flattened(renewed)}
         for name, value in places.items():
@@ -79,7 +79,7 @@ class OwnStep:
 
 
 class OwnStepOptimizer(Optimizer):
-    """The same as an optimiser of torch, for code that wraps one."""
+    """The same as a `torch.optim.Optimizer`, for code that wraps one."""
 
     def __init__(self, own: OwnStep, parameters: Mapping[str, Tensor], rate: float) -> None:
         super().__init__(list(parameters.values()), {"lr": rate})
@@ -90,15 +90,15 @@ class OwnStepOptimizer(Optimizer):
 
 
 class StackedOwnStep:
-    """The same for all slots of a stacked step, in place of a `StepOptimizer`. The `step_state` lies in the
-    clients' rows behind their parameters."""
+    """The same for all slots of a stacked step, in place of a `StepOptimizer`. The clients' rows hold the
+    `step_state` after the parameters."""
 
     def __init__(
         self, worker: "Worker", arrays: StepArrays, layouts: Layouts, method: Algorithm, runs: int
     ) -> None:
         self._worker, self._arrays, self._layouts, self._method = worker, arrays, layouts, method
         self._clip_spans = clip_spans(layouts.trained)
-        # A graph replays what it recorded: the rate is a tensor that later rounds change in place.
+        # A CUDA graph replays fixed addresses, so the rate is a tensor that later rounds change in place.
         self._rates = torch.ones(runs, dtype=arrays.rows.dtype, device=worker.device)
 
     def set_rate(self, run: int, rate: float) -> None:
@@ -115,7 +115,7 @@ class StackedOwnStep:
 
     @torch.no_grad()
     def apply_gradients(self, gradient: Tensor) -> None:
-        """One step of all slots. `gradient`: (slots, width), changed in place."""
+        """Take one step of all slots. `gradient`: (slots, width), changed in place."""
         arrays, columns, layout = self._arrays, self._arrays.columns, self._layouts.trained
         if columns is not None:
             gradient.mul_(columns)
@@ -126,7 +126,7 @@ class StackedOwnStep:
             own = slice(run * each, (run + 1) * each)
             model = {**common, **{name: value[run] for name, value in arrays.models.items()}}
             rows = arrays.rows.detach()[own]
-            now = rows.clone()  # what a step returns may be part of what it was given
+            now = rows.clone()  # a step's outputs may share memory with its inputs
             new = self._stepped(model, arrays.from_server[run], lr, now, gradient[own], arrays.held[own])
             if columns is not None:
                 trains = layout.views(columns[own])

@@ -1,7 +1,6 @@
-"""The stacked arrays of a step from the matrix of clients' rows, and their gradients back into it.
-
-Where training is in bf16, autocast would round every weight on its own, add biases in float32 and so carry
-float32 through attention. Here the whole matrix is rounded once, and products, biases and attention are bf16.
+"""Split the matrix of clients' rows into a step's stacked arrays, and write their gradients back into it.
+With bf16 training, autocast would round each weight separately and add biases in float32, which makes
+attention run in float32. Here the whole matrix is rounded once, so products, biases and attention are bf16.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -18,7 +17,7 @@ PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, Conv1D)  # autocast rounds their we
 
 
 def rounded_names(model: nn.Module, run: Callable[[], Any]) -> frozenset[str]:
-    """The parameters that are read only by products, and by these only under autocast, while `run` runs."""
+    """The parameters that, while `run` runs, are read only by matrix products under autocast."""
     modes: dict[nn.Module, set[bool]] = {}
 
     def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -41,7 +40,8 @@ def rounded_names(model: nn.Module, run: Callable[[], Any]) -> frozenset[str]:
 
 
 class _Parts(torch.autograd.Function):
-    """Gradients are written once, each into its own columns: no sum of arrays that are mostly zero."""
+    """Views into rows, whose backward writes each gradient once into its own columns instead of summing
+    mostly zero arrays."""
 
     @staticmethod
     def forward(
@@ -69,7 +69,7 @@ class _Parts(torch.autograd.Function):
         ]
         both = [(place, gradient) for place, gradient in both if not room.is_placeholder(gradient)]
         for place, gradient in both:
-            if room.is_written(place):  # by one of several products that read these weights
+            if room.is_written(place):  # by another product that reads the same weights
                 place.add_(gradient)
         if new := [pair for pair in both if not room.is_written(pair[0])]:
             torch._foreach_copy_([place for place, _ in new], [gradient for _, gradient in new])
@@ -77,7 +77,7 @@ class _Parts(torch.autograd.Function):
 
 
 def _side_by_side(gradients: Sequence[Tensor], layout: Layout, whole: Tensor) -> Tensor:
-    """In one call: for small arrays a CPU takes longer to find each place than to copy."""
+    """Concatenate in one call: for small arrays a CPU takes longer to find each place than to copy."""
     nothing, pieces = whole.new_zeros(len(whole), ALIGN), []
     for gradient, shape, span in zip(gradients, layout.shapes, layout.spans, strict=True):
         pieces.append(gradient.reshape(len(whole), -1))
@@ -96,8 +96,8 @@ def parts_of(
 ) -> dict[str, Tensor]:
     """(clients, width) -> name: (clients, *shape); those of `rounded` in bf16.
 
-    `traced`: for a compiler that traces the whole step, and merges the copies itself. `room`: where their
-    gradients are written.
+    `traced`: for a compiler that traces the whole step and merges the copies itself. `room`: the buffer for
+    their gradients.
     """
     if traced:
         return views_of(rows, layout, rounded)

@@ -1,7 +1,7 @@
 """A client's private round: pay, choose layers, train with noise, store the reply; or decline.
 
-With privacy on a reply holds noised arrays, a number of examples that the client has declared once, and the ε
-and δ spent. Losses and scores are written to the site's own disk.
+With privacy on, a reply holds noised arrays, a number of examples that the client has declared once, and the
+ε and δ spent. Losses and scores are written to the site's own disk.
 """
 
 import math
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 
 def _paid_before() -> None:
-    """The payment of an attempt of which nothing has left."""
+    """The payment of an attempt that has sent nothing."""
 
 
 class PrivateClient:
     """One client's view of one round.
 
-    `folder` is the site's own; `declared` its public number of units, and `limit` the largest ε it agrees to,
-    where the site has set them. `proposal`: the hash of what a site has accepted; a kept reply belongs to it.
-    `cohort`: of a masked round, how many clients it has and how many of them carry its noise.
+    `folder` is the site's own; `declared` is its public number of units and `limit` the largest ε it agrees
+    to, if the site has set them. `proposal`: the hash of the accepted proposal, to which a stored reply
+    belongs. `cohort`: of a masked round, how many clients it has and how many of them carry its noise.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PrivateClient:
         self._reply_key = f"{proposal}/{request.digest}" if proposal else request.digest
         self._limit = min(worker.config.privacy.epsilon, math.inf if limit is None else limit)
         self.source = self.new_source()
-        self.rounds = 0  # paid for, once it has taken part
+        self.rounds = 0  # paid rounds, after it has taken part
 
     def new_source(self) -> Noise:
         config = self.worker.config
@@ -76,18 +76,18 @@ class PrivateClient:
         return SecretNoise(self.worker.device)
 
     def take_part(self, start: Start, paid: int = 0, *, unsent: bool = False) -> LocalResult | Declined:
-        """Train and reply, resend what was sent for the same request, or decline.
+        """Train and reply, resend the reply to the same request, or decline.
 
         `paid`: the rounds that this client is known to have paid for, whatever its record shows. `unsent`: no
-        reply to this round has left, as a site knows from its own record. A process that was killed in
-        training has then paid for what nobody has got, and the same request is not paid for again.
+        reply to this round was sent, as a site knows from its own record. A process killed during training
+        has then paid for a reply that nobody received, and does not pay again for the same request.
         """
         return run_alone(self.coroutine(start, paid, unsent=unsent))
 
     def coroutine(
         self, start: Start, paid: int = 0, *, unsent: bool = False
     ) -> ClientCoroutine[LocalResult | Declined]:
-        """The same as a coroutine, which yields its payment, its steps and its reply to store."""
+        """The same as a coroutine that yields its payment, its steps and the reply to store."""
         self.rounds = paid
         if self._limit <= 0:
             return Declined("declines: of its privacy budget of epsilon 0 nothing can be spent")
@@ -100,18 +100,18 @@ class PrivateClient:
         budget = self._budget(paid)
         self.rounds = budget.rounds
         in_sum = noise_in_sum(self.worker.config)
-        # With noise in the sum, arrays have no noise yet: they are never on the disk.
+        # With noise in the sum, single arrays have no noise yet: never write them to disk.
         if (kept := None if in_sum else self.file.kept_reply(self._reply_key)) is not None:
             arrays = {
                 name: kept[name].to(self.worker.device) for name in self.request.plan.trained if name in kept
             }
             return LocalResult(arrays, budget.declared, self.metrics(budget))
         recipe = self._recipe(budget)
-        due = [Steps(budget.noise, recipe.rate, recipe.steps)]  # the noise of the sum, if it is added there
+        due = [Steps(budget.noise, recipe.rate, recipe.steps)]  # the noise of the sum, if any
         if chooses := self._chooses(budget):
             assert budget.selection_noise is not None
             due.append(Steps(budget.selection_noise, self.worker.config.privacy.selection_rate, 1))
-        # Layers that are chosen with noise are chosen by the number of paid rounds: those pay again.
+        # The number of paid rounds decides when layers are chosen with noise, and that choice is paid too.
         stands = unsent and budget.last_order == self._reply_key and not self._noisy
         if not stands and self.epsilon_after(budget, [*budget.steps, *due]) > self._limit * (1 + SLACK):
             spent = self.epsilon_after(budget, budget.steps)
@@ -140,7 +140,7 @@ class PrivateClient:
     # Budget -----------------------------------------------------------------------------------------------
 
     def _budget(self, paid: int) -> Budget:
-        """What the record has, or a fresh budget; `UserError` if they contradict what is known."""
+        """The recorded budget, or a fresh one; `UserError` if the record contradicts what is known."""
         recorded = self.file.read()
         if (known := recorded.rounds if recorded else 0) < paid:
             raise UserError(
@@ -156,12 +156,12 @@ class PrivateClient:
                 f"privacy.unit={unit}: continue with privacy.unit={budget.unit}."
             )
         if noise_in_sum(self.worker.config):
-            budget.noise = noise_of_run(self.worker.config).multiplier  # whatever an older record has
+            budget.noise = noise_of_run(self.worker.config).multiplier  # overrides an older record
         return budget
 
     def _open(self) -> Budget:
-        """A fresh budget: this client's noise, solved for the rounds in which it will take part. With noise
-        in the sum, the run's."""
+        """A fresh budget with this client's noise, solved for the rounds in which it will take part; with
+        noise in the sum, with the run's noise."""
         config = self.worker.config
         privacy = config.privacy
         declared = self._declared or privacy.examples or len(self.units)
@@ -234,7 +234,7 @@ class PrivateClient:
         return not fits or budget.rounds % self.worker.config.privacy.selection_every == 0
 
     def _choose(self, budget: Budget) -> None:
-        """Written to disk before training: after a crash the choice, once paid for, is still there."""
+        """Choose layers, and save the choice before training: after a crash a paid choice is not lost."""
         assert budget.selection_noise is not None and self.request.chooser is not None
         sample = self.source.poisson(len(self.units), self.worker.config.privacy.selection_rate)
         rows = draw_rows(self.units, sample, self.source).to(self.worker.device)
@@ -254,7 +254,7 @@ class PrivateClient:
             return choice.part(plan, budget.layers, roles)
         if choice.looks_at_data and self.worker.config.privacy.selection == "public":
             return choice.part(plan, choose_publicly(self.worker, choice), roles)
-        # Rules that read no data; or privacy.selection=unaccounted, of which the run has warned.
+        # Rules that read no data, or privacy.selection=unaccounted, about which the run has warned.
         return choose(self.worker, self.client, self.request, start).plan
 
     # Steps -----------------------------------------------------------------------------------------------

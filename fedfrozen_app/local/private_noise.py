@@ -1,5 +1,5 @@
-"""The noise of private steps. For a GPU, threads draw it while earlier steps are computed: a cipher on the
-host makes 32 bytes for each number, which takes as long as the gradients do.
+"""The noise of private steps. With a GPU, threads draw it while earlier steps are computed: a cipher on the
+host generates 32 bytes per number, which takes as long as the gradients.
 """
 
 import os
@@ -18,21 +18,21 @@ from fedfrozen_app.privacy.noise import Noise
 if TYPE_CHECKING:
     from fedfrozen_app.local.worker import Worker
 
-EARLY_ON = ("cuda",)  # where noise is drawn while gradients are computed
+EARLY_ON = ("cuda",)  # devices for which noise is drawn while gradients are computed
 AHEAD = 2  # draws kept ready beyond the next one; each occupies GPU memory
 
-Drawn = Callable[[], Tensor | None]  # (clients, numbers); None where they add no noise
+Drawn = Callable[[], Tensor | None]  # (clients, numbers); None without noise
 Job = Future[tuple[Tensor, torch.cuda.Event | None]]
 
 
 class Draws(Protocol):
-    """The noise of a block's steps, asked for in their order."""
+    """The noise of a block's steps, requested in their order."""
 
     def coming(self, step: int) -> Drawn:
-        """For this step, whose samples have been drawn."""
+        """The noise of this step, whose samples have been drawn."""
 
     def pause(self) -> None:
-        """Until no thread draws any more."""
+        """Wait until no thread is drawing."""
 
 
 class _WhenAsked:
@@ -47,7 +47,7 @@ class _WhenAsked:
 
 
 class Threads:
-    """Threads that draw noise in the order of the steps, and keep what they have drawn for the next round."""
+    """Threads that draw noise in the order of the steps, and keep unused draws for the next round."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._count = device, os.cpu_count() or 1
@@ -63,8 +63,8 @@ class Threads:
         return self._started.popleft()[1]
 
     def keep_only(self, shapes: Sequence[torch.Size]) -> int:
-        """How many draws have started, if they are the first that this round needs. Others are dropped,
-        and so is what could not be drawn for lack of memory."""
+        """The number of started draws, if they are the first ones that this round needs. Drop all others, and
+        those that failed for lack of memory."""
         started = [shape for shape, _ in self._started]
         failed = any(job.done() and job.exception() is not None for _, job in self._started)
         if failed or started != [*shapes[: len(started)]]:
@@ -82,8 +82,8 @@ class Threads:
 
 
 class _Early:
-    """By threads. Noise that need not come from the client's own source in sequence is drawn from other
-    sources, each used for one draw, ahead of samples, steps and the end of the round."""
+    """Draws by threads. Noise that need not come in sequence from the client's own source is drawn from
+    separate sources, one per draw, before samples are drawn, before steps, and before the round ends."""
 
     def __init__(
         self, threads: Threads, sources: Sequence[Noise], counts: Sequence[int], like: Tensor, *, again: bool
@@ -93,7 +93,7 @@ class _Early:
         counts = [*counts, *counts[:AHEAD]] if again and self._is_free else counts
         self._wanted = [sources[:count] for count in counts]
         shapes = [_shape(each, like) for each in self._wanted] if self._is_free else []
-        self._started = threads.keep_only(shapes)  # before the first step is asked for
+        self._started = threads.keep_only(shapes)  # before the first step is requested
 
     def coming(self, step: int) -> Drawn:
         last = step + AHEAD if self._is_free else step
@@ -110,8 +110,8 @@ class _Early:
 def drawing(
     worker: "Worker", sources: Sequence[Noise] | None, counts: Sequence[int], like: Tensor, *, again: bool
 ) -> Iterator[Draws]:
-    """The noise of as many steps as there are counts, each from that many of these sources; none without
-    sources. `again`: as many clients will probably take such steps again, in another round."""
+    """The noise of `len(counts)` steps, step i from the first `counts[i]` sources; no noise without sources.
+    `again`: the next round will probably have as many clients and such steps again."""
     if sources is None or not counts:
         yield _WhenAsked(lambda step: None)
         return
@@ -139,7 +139,7 @@ def _shape(sources: Sequence[Noise], like: Tensor) -> torch.Size:
 
 
 def _drawn_aside(draw: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, torch.cuda.Event | None]:
-    """On a stream of its own: draws and gradients do not wait for each other."""
+    """Draw on a separate CUDA stream, so that draws and gradients do not wait for each other."""
     if device.type != "cuda":
         return draw(), None
     side = _side(device)
@@ -149,8 +149,8 @@ def _drawn_aside(draw: Callable[[], Tensor], device: torch.device) -> tuple[Tens
 
 @cache
 def _side(device: torch.device) -> torch.cuda.Stream:
-    """The same in every round: torch keeps freed memory per stream. Its little work has priority over
-    gradients: the cipher waits for the memory that it frees."""
+    """The stream for draws, the same in every round: torch keeps freed memory per stream. It has priority
+    over gradients, because the cipher waits for the memory that its short work frees."""
     return torch.cuda.Stream(device, priority=-1)
 
 

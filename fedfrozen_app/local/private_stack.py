@@ -1,5 +1,5 @@
-"""Stacked private clients: each draws its own sample, clips its own examples and adds its own noise, as it
-would alone. Only the gradients of a step are computed together.
+"""Train stacked private clients: each draws its own sample, clips its own examples and adds its own noise, as
+when trained alone. Only the gradients of a step are computed together.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,17 +25,17 @@ from fedfrozen_app.vmap import model_modes
 if TYPE_CHECKING:
     from fedfrozen_app.local.worker import Worker
 
-HOST_CLIENTS = 8  # at once, where there is no GPU: more gain nothing there
-MOST_ROWS = 65_535  # of all clients at once: a GPU numbers no more programs along an axis of its kernels
-GPU_SHARE = 0.5  # of its memory, for the gradients of single examples and what they are made of
+HOST_CLIENTS = 8  # clients at once without a GPU: more gain nothing
+MOST_ROWS = 65_535  # of all clients at once: the limit of a GPU kernel's grid along one axis
+GPU_SHARE = 0.5  # of its memory, for per-example gradients and the arrays to compute them
 
 
 class BytesPerClient(dict[Any, int]):
-    """Measured once: by what trains, and how many rows are in memory."""
+    """Bytes per client, measured once for each set of trained names and number of rows in memory."""
 
 
 def cannot_stack(worker: "Worker") -> str | None:
-    """Why private clients train one after another, as the rest of a sentence; None where they need not."""
+    """Why private clients must train one after another, as the rest of a sentence; None if they need not."""
     if worker.config.privacy.clipping == "ghost":
         return "privacy.clipping=ghost watches one client's backward pass"
     if worker.config.adapter.ranks:
@@ -44,8 +44,8 @@ def cannot_stack(worker: "Worker") -> str | None:
 
 
 def clients_at_once(trainings: Sequence[Training]) -> int:
-    """How many fit, of clients that train the same names. It depends on machine and plan alone, so that a
-    resumed run takes the same steps as an unbroken one."""
+    """How many clients that train the same names fit. Depends on machine and plan alone, so that a resumed
+    run takes the same steps as an uninterrupted one."""
     worker, start, recipe = trainings[0].client.worker, trainings[0].start, trainings[0].recipe
     if worker.device.type != "cuda":
         return HOST_CLIENTS
@@ -58,20 +58,20 @@ def clients_at_once(trainings: Sequence[Training]) -> int:
 
 
 def _measured(training: Training) -> int:
-    """Bytes at the peak of one client's gradients, of as many rows as may be in memory at once."""
+    """Peak bytes of one client's gradients, for as many rows as may be in memory at once."""
     worker, table = training.client.worker, training.client.worker.train_table
     rows = {name: worker.parameters[name].detach().unsqueeze(0) for name in training.start.trained}
     index = (torch.arange(training.recipe.physical_batch) % len(table)).unsqueeze(0).to(worker.device)
     inputs = {key: value[index] for key, value in table.inputs.items()}
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    with seeded(0, worker.device):  # leaves the generators as they were
+    with seeded(0, worker.device):  # restores the generators
         training.gradients().of_clients(rows, inputs, table.labels[index])
     return torch.cuda.max_memory_allocated() - before
 
 
 def take_steps(due: Sequence[DueSteps]) -> list[Trained]:
-    """The result of each client's steps. Clients that train the same names take them together."""
+    """The result of each client's steps. Clients that train the same names are stacked."""
     trainings = [cast(Training, each) for each in due]
     found: dict[int, Trained] = {}
     kinds: dict[tuple[str, ...], list[int]] = {}
@@ -82,20 +82,18 @@ def take_steps(due: Sequence[DueSteps]) -> list[Trained]:
         most = clients_at_once([trainings[number] for number in members])
         for first in range(0, len(members), most):
             block = members[first : first + most]
-            again = len(block) == len(
-                trainings
-            )  # other clients that train in between would wait for their noise
+            again = len(block) == len(trainings)  # clients that train in between would wait for their noise
             done = together([trainings[number] for number in block], most, again=again)
             found |= dict(zip(block, done, strict=True))
     for number, training in enumerate(trainings):
-        if number not in found:  # last: it trains the loaded model, from which the others start
+        if number not in found:  # last: it changes the loaded model, from which the others start
             found[number] = training.run_alone()
     return [found[number] for number in range(len(trainings))]
 
 
 def together(trainings: Sequence[Training], most: int, *, again: bool = False) -> list[Trained]:
-    """From the model that is loaded, where `most` clients fit. Clients with most steps come first.
-    `again`: the next round will probably be such a one."""
+    """Train from the loaded model, `most` clients at a time, those with the most steps first. `again`: the
+    next round will probably be of this kind."""
     places = sorted(range(len(trainings)), key=lambda place: -trainings[place].recipe.steps)
     done = dict(zip(places, _longest_first([trainings[place] for place in places], most, again), strict=True))
     return [done[place] for place in range(len(trainings))]
@@ -107,10 +105,10 @@ def _longest_first(trainings: Sequence[Training], most: int, again: bool) -> lis
     sums = sums_for(trainings, [name for _, own in groups for name in own])
     sums.begin()
     descent = _Descent(trainings, sums, groups)
-    # Every call has the same launch cost on a GPU: memory of absent clients is used for longer samples.
+    # Every call has the same launch cost on a GPU: use the memory of absent clients for longer samples.
     at_once = recipes[0].physical_batch * max(1, most // len(trainings))
     at_once = min(at_once, max(1, MOST_ROWS // len(trainings)))
-    seen = [0] * len(trainings)  # examples in all samples of each
+    seen = [0] * len(trainings)  # examples in all samples of each client
     counts = [sum(each.steps > step for each in recipes) for step in range(recipes[0].steps)]
     with ExitStack() as stack, _noise(trainings, counts, sums, again) as draws, _looking_ahead(trainings):
         stack.enter_context(model_modes.training(worker.model))
@@ -136,7 +134,7 @@ def _prepared(
     at_once: int,
     seen: list[int],
 ) -> Iterator[Step]:
-    """Each step as far as Python prepares it; the examples of each client are added to `seen`."""
+    """Prepare each step in Python; adds each client's examples to `seen`."""
     for step, count in enumerate(counts):
         drawn = [_sample(training) for training in trainings[:count]]
         for place, index in enumerate(drawn):
@@ -147,14 +145,14 @@ def _prepared(
 
 
 def _descend(steps: Iterator[Step], sums: ClippedSums, descent: "_Descent") -> None:
-    """Take the steps, each prepared while a GPU still computes the one before."""
+    """Take the steps, each prepared while a GPU still computes the previous one."""
     device = sums.rows.device
     before, now = _wait_for(device), next(steps, None)
     while now is not None:
         count, pieces, coming = now
         settle = sums.take(pieces)
         noise = coming()
-        before()  # no further ahead: drawn noise takes a GPU's memory
+        before()  # no further ahead: drawn noise occupies GPU memory
         now = next(steps, None)
         settle()
         descent.step(count, noise)
@@ -162,7 +160,7 @@ def _descend(steps: Iterator[Step], sums: ClippedSums, descent: "_Descent") -> N
 
 
 class _Descent:
-    """From clipped sums to the clients' next rows: noise for all at once, and an optimiser."""
+    """Update the clients' rows from clipped sums: noise for all clients at once, then the optimiser."""
 
     def __init__(
         self, trainings: Sequence[Training], sums: ClippedSums, groups: Sequence[tuple[float, list[str]]]
@@ -177,7 +175,7 @@ class _Descent:
         self._batch = column([[recipe.batch] for recipe in recipes], dtype=sums.rows.dtype)
         spans = dict(zip(sums.layout.names, sums.layout.spans, strict=True))
         widths = [sum(spans[name] for name in own) for _, own in groups]
-        # A client's arrays of one rate are one tensor: an optimiser iterates over its tensors in every step.
+        # One tensor per client and learning rate: an optimiser iterates over its tensors in every step.
         self._parts = [each.unbind() for each in sums.rows.split(widths, dim=1)]
         self._gradients = [each.unbind() for each in self._noisy.split(widths, dim=1)]
         rate = learning_rate(settings, lead.request.round, worker.config.num_rounds)
@@ -198,7 +196,7 @@ class _Descent:
         )
 
     def step(self, count: int, drawn: Tensor | None) -> None:
-        """For the first `count` clients, with the noise drawn for them where they add noise."""
+        """Step the first `count` clients, with the noise drawn for them if they add noise."""
         columns = self._sums.columns
         whole = self._sums.sums[:count, columns]
         if drawn is not None:
@@ -214,12 +212,12 @@ class _Descent:
         self._optimizer.step()
 
     def kept(self) -> list[dict[str, Tensor]]:
-        """By client: what its algorithm's own steps leave for it to keep."""
+        """By client: the step state that it keeps."""
         return [kept_state(self._method, start) for start in self._starts]
 
 
 def _wait_for(device: torch.device) -> Callable[[], None]:
-    """Wait for all that this thread has sent to the device so far."""
+    """A function that waits for all work that this thread has sent to the device so far."""
     if device.type != "cuda":
         return lambda: None
     return torch.cuda.current_stream(device).record_event().synchronize
@@ -228,7 +226,7 @@ def _wait_for(device: torch.device) -> Callable[[], None]:
 def _noise(
     trainings: Sequence[Training], counts: Sequence[int], sums: ClippedSums, again: bool
 ) -> AbstractContextManager[Draws]:
-    """The noise of each step, for as many clients as it has."""
+    """The noise of each step, for its number of clients."""
     lead = trainings[0].client
     assert len({training.recipe.noise == 0 for training in trainings}) == 1, (
         "either all clients add noise, or none"
@@ -240,8 +238,8 @@ def _noise(
 
 @contextmanager
 def _looking_ahead(trainings: Sequence[Training]) -> Iterator[None]:
-    """Compute what the next round will ask of the accountant, which takes some milliseconds, while a GPU
-    trains. An error is raised when it is asked."""
+    """Compute the accountant's values for the next round, which takes some milliseconds, while a GPU trains.
+    An error is raised when they are requested."""
     if trainings[0].client.worker.device.type not in private_noise.EARLY_ON:
         yield
         return

@@ -1,8 +1,8 @@
 """Σ gᵢ · min(1, C/‖gᵢ‖) over each client's own sample, for stacked private clients.
 
-Gradients of single examples are many small GPU kernels, which take Python longer to start than a GPU to
-compute. There a step that repeats, with as many clients and samples as long, is recorded and replayed. Both
-numbers are padded a little, so that few recordings serve for all.
+Per-example gradients are many small GPU kernels, which take Python longer to launch than a GPU to compute. So
+a step that repeats, with the same number of clients and the same sample lengths, is captured as a CUDA graph
+and replayed. Both numbers are padded a little, so that few graphs suffice.
 """
 
 import logging
@@ -33,33 +33,33 @@ if TYPE_CHECKING:
     from fedfrozen_app.local.worker import Worker
 
 log = logging.getLogger(__name__)
-LENGTH = 8  # samples on a GPU are padded to a multiple of it
-OFTEN = 2  # times a step is taken before it is recorded (recording costs about ten steps); at least once
+LENGTH = 8  # samples on a GPU are padded to a multiple of this
+OFTEN = 2  # steps of a shape before it is recorded (a recording costs about ten steps); at least 1
 GRAPHS = 12  # recordings of one kind of step
-KEPT = 4  # kinds of steps whose memory and recordings stay
-# Where gradients that are not finite are always taken out, of arrays up to this size: elsewhere a check
-# for them costs less. On a GPU Python would wait for that check, and the GPU then for Python; for
-# two layers of MiniLM, 3.5 million numbers, that is still quicker than to write all gradients once more.
+KEPT = 4  # kinds of steps whose memory and recordings are kept
+# Devices on which gradients that are not finite are always masked, for arrays up to this size: otherwise a
+# check for them is cheaper. On a GPU Python would wait for that check, and the GPU then for Python; for two
+# layers of MiniLM, 3.5 million numbers, that is still quicker than to write all gradients once more.
 CAREFUL_ON, CAREFUL_MOST = ("cuda",), 1 << 20
 
-Shape = tuple[int, int, int]  # clients, rows of each, and of all where no sample is made longer
-# Of samples: where each row of each client is among those of all, or -1 where there is none; and these.
+Shape = tuple[int, int, int]  # clients, rows of each, and rows of all if samples are not padded
+# Packed samples: the position of each client's rows among all rows, -1 for none; and the rows.
 Piece = tuple[Tensor, Shape]
 Settle = Callable[[], None]
 
 
 @dataclass
 class KeptSums:
-    """The sums of a worker, which keep their memory and recordings between rounds."""
+    """A worker's sums, which keep their memory and recordings between rounds."""
 
     by_kind: "dict[Any, ClippedSums]" = field(default_factory=dict)
-    pool: Any = None  # the memory in which recorded steps work: one for all, as they never run together
-    may_record: bool = True  # until one of them could not be recorded
+    pool: Any = None  # the memory pool of all recorded steps, which never run concurrently
+    may_record: bool = True  # until a recording has failed
 
 
 @dataclass(frozen=True)
 class _StepSums:
-    """What one step adds up."""
+    """The sums of one step."""
 
     sums: Tensor  # (clients, width)
     losses: Tensor  # (clients,)
@@ -97,14 +97,14 @@ class _Recordings:
             kept.pool = torch.cuda.graph_pool_handle()
         try:
             self.graphs[shape] = recorded(work, alone=False, pool=kept.pool)
-        except RuntimeError as error:  # such as a model that reads its own numbers: then step by step
+        except RuntimeError as error:  # such as a model that reads values on the host: then run eagerly
             self._give_up(error)
         finally:
             torch.cuda.set_rng_state(drawn, worker.device)
 
     def _give_up(self, error: RuntimeError) -> None:
         worker, kept = self.worker, self.worker.kept.for_worker(KeptSums)
-        # torch continues as if it recorded, and would keep all that other streams have used.
+        # torch remains in capture mode, and would keep all memory that other streams have used.
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(worker.device.index or 0, kept.pool)
         kept.pool, kept.may_record = None, False
@@ -116,10 +116,9 @@ class _Recordings:
 
 
 class ClippedSums:
-    """For `size` clients or fewer, whose trained arrays are `rows`. A step writes `sums` and `losses`: `take`
-    begins it, and the function that it returns ends it.
-
-    All memory that a recorded step reads and writes is made here, once.
+    """Clipped sums of at most `size` clients, whose trained arrays are `rows`. A step writes `sums` and
+    `losses`: `take` begins it, and the function that it returns ends it. All memory that a recorded step
+    reads and writes is allocated here, once.
     """
 
     def __init__(
@@ -136,7 +135,7 @@ class ClippedSums:
         self.layout = Layout.of({name: worker.parameters[name] for name in names})
         self.columns = _columns(self.layout, worker.device)
         self.rows = torch.zeros(size, self.layout.width, dtype=worker.task.dtype, device=worker.device)
-        self.losses = torch.zeros(size, dtype=torch.float64, device=worker.device)  # added up over steps
+        self.losses = torch.zeros(size, dtype=torch.float64, device=worker.device)  # summed over steps
         broken = torch.zeros((), dtype=torch.bool, device=worker.device)
         self._step = _StepSums(torch.zeros_like(self.rows), torch.zeros_like(self.losses), broken)
         self._nothing = torch.zeros((), dtype=worker.task.dtype, device=worker.device)
@@ -157,13 +156,13 @@ class ClippedSums:
         return bool(self._recordings.graphs)
 
     def begin(self) -> None:
-        """Every client starts from the model that is loaded."""
+        """Start every client from the loaded model."""
         parameters = self._worker.parameters
         self.rows.copy_(self.layout.flatten({name: parameters[name] for name in self.layout.names}))
         self.losses.zero_()
 
     def laid_out(self, drawn: Sequence[Tensor], at_once: int) -> list[Piece]:
-        """Samples as (clients, rows), at most `at_once` of these at once."""
+        """Samples as pieces, (clients, rows), with at most `at_once` rows of each client."""
         device = self._worker.device
         on_gpu, packs = device.type == "cuda", self._gradients.has_backbone
         count, width = padded(len(drawn), max(len(index) for index in drawn), len(self.rows), on_gpu)
@@ -175,8 +174,8 @@ class ClippedSums:
         return pieces
 
     def record(self, pieces: Sequence[Piece], alone: Callable[[], None]) -> None:
-        """Record the pieces whose shape has come often enough. `alone` waits until no other thread uses the
-        device."""
+        """Record the pieces whose shape has occurred often enough. `alone` waits for all other
+        threads that use the device."""
         for numbers, shape in pieces:
             self._recordings.seen[shape] += 1
             if self._recordings.is_due(shape):
@@ -195,7 +194,7 @@ class ClippedSums:
                 self._one(numbers, shape, careful=self._is_careful)
 
         def settle() -> None:
-            if not self._is_careful and self._step.broken:  # it would spoil the sums: again, without it
+            if not self._is_careful and self._step.broken:  # a gradient that is not finite: repeat without it
                 for generator, state in zip(generators, states, strict=True):
                     generator.set_state(state)  # the same dropout
                 self._step.clear()
@@ -207,7 +206,7 @@ class ClippedSums:
 
     def _one(self, numbers: Tensor, shape: Shape, *, careful: bool) -> None:
         """Add a piece to the step's sums and losses. A gradient that is not finite is left out if `careful`,
-        and otherwise noted: a sum that is not finite would reveal that it is there."""
+        and otherwise flagged: a sum that is not finite would reveal its existence."""
         table, (count, width, _) = self._worker.train_table, shape
         places, together = numbers[: count * width].view(count, width), numbers[count * width :]
         real, places = places >= 0, places.clamp(min=0)
@@ -233,14 +232,14 @@ class ClippedSums:
                 if self._kernels is not None:
                     self._kernels.add_weighed(place, factor, flat)
                     continue
-                if careful:  # not `masked_fill`, which copies all of it first
+                if careful:  # not `masked_fill`, which copies the whole array first
                     flat = torch.where(wanted[:, :, None], flat, self._nothing)
                 place[:, : flat.shape[2]].add_(torch.einsum("cb,cbp->cp", factor, flat))
 
 
 def padded(clients: int, longest: int, size: int, on_gpu: bool) -> tuple[int, int]:
-    """With how many clients, of `size`, and how many rows a step is taken. On a GPU with one of few shapes:
-    fewer clients train towards the end of a round, and samples differ in length."""
+    """The padded number of clients (at most `size`) and of rows of a step. On a GPU one of few shapes: fewer
+    clients train towards the end of a round, and samples differ in length."""
     if not on_gpu:
         return clients, longest
     return min(size, 1 << (clients - 1).bit_length()), -(-longest // LENGTH) * LENGTH
@@ -249,8 +248,8 @@ def padded(clients: int, longest: int, size: int, on_gpu: bool) -> tuple[int, in
 def packed(
     samples: Sequence[np.ndarray], clients: int, width: int, *, on_gpu: bool, packs: bool
 ) -> tuple[np.ndarray, Shape]:
-    """The numbers of a piece, of samples up to so wide. `packs`: only few rows more than there are;
-    otherwise as many as if all samples were as wide, so that there are fewer shapes."""
+    """The row numbers of a piece whose samples are padded to `width`. `packs`: with only few rows of padding;
+    otherwise as if all samples had that width, so that there are fewer shapes."""
     places, most = np.full((clients, width), -1, dtype=np.int64), clients * width
     for place, (end, sample) in enumerate(zip(accumulate(map(len, samples)), samples, strict=True)):
         places[place, : len(sample)] = np.arange(end - len(sample), end)
@@ -264,17 +263,17 @@ def packed(
 
 
 def _columns(layout: Layout, device: torch.device) -> Tensor | slice:
-    """Where the numbers of a row lie: it may have gaps, and noise is drawn for an array after another."""
+    """The columns of a row that hold values: a row may have gaps, and noise is drawn array by array."""
     starts = [0, *accumulate(layout.spans)]
     sizes = [shape.numel() for shape in layout.shapes]
-    if sum(sizes[:-1]) == sum(layout.spans[:-1]):  # none but at the end: a row need not be copied
+    if sum(sizes[:-1]) == sum(layout.spans[:-1]):  # no gaps but at the end: a row need not be copied
         return slice(sum(sizes))
     parts = [torch.arange(start, start + size) for start, size in zip(starts, sizes, strict=False)]
     return torch.cat(parts).to(device)
 
 
 def sums_for(trainings: "Sequence[Training]", names: Sequence[str]) -> ClippedSums:
-    """For these clients; reused for the same kind of step, where it does not depend on the round."""
+    """The sums for these clients; reused for the same kind of step if it does not depend on the round."""
     lead, recipe = trainings[0].client, trainings[0].recipe
     worker, method = lead.worker, lead.request.method
     make = partial(ClippedSums, names=names, size=len(trainings), clip=recipe.max_grad_norm)
@@ -286,9 +285,9 @@ def sums_for(trainings: "Sequence[Training]", names: Sequence[str]) -> ClippedSu
     if key not in kept:
         gradients = example_gradients(worker, names, partial(method.loss, start=NO_START))
         kept[key] = make(worker, gradients, records=True)
-    kept[key] = kept.pop(key)  # the last used is the last to go
+    kept[key] = kept.pop(key)  # least recently used first
     while len(kept) > KEPT:
         del kept[next(iter(kept))]
     if not any(each.is_recorded for each in kept.values()):
-        shared.pool = None  # it ends with the last recording in it
+        shared.pool = None  # a pool is freed with its last recording
     return kept[key]

@@ -1,4 +1,4 @@
-"""A private client's steps on the model that is loaded: clipped gradients of single examples, and noise."""
+"""A private client's steps on the loaded model: clipped per-example gradients, plus noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class PayingClient(Protocol):
-    """What these steps read of a client (local/private.py)."""
+    """The attributes of a client (local/private.py) that these steps read."""
 
     worker: "Worker"
     client: str
@@ -59,7 +59,7 @@ class Training:
     paid_for: Steps
 
     def look_ahead(self) -> None:
-        """Compute what another such round would cost, which the client will ask before it."""
+        """Compute the cost of another such round, which the client will need before it."""
         self.client.epsilon_after(self.budget, [*self.budget.steps, self.paid_for])
 
     @property
@@ -77,7 +77,7 @@ class Training:
         return example_gradients(self.client.worker, self.start.trained, loss)
 
     def run_alone(self) -> Trained:
-        """Take the steps, from the model that is loaded."""
+        """Take the steps, from the loaded model."""
         client, worker = self.client, self.client.worker
         config = worker.config
         trained = {name: worker.parameters[name] for name in self.start.trained}
@@ -108,7 +108,7 @@ class Training:
         return {**arrays, **kept_state(method, start)}, mean
 
     def _recorder(self, gradients: Clipping, trained: dict[str, nn.Parameter], rate: float) -> AuditRecorder:
-        """For `fedfrozen audit`: compares the steps to what this round has paid for and what is reported."""
+        """For `fedfrozen audit`: compares the steps with what this round has paid for and what it reports."""
         client, worker, budget = self.client, self.client.worker, self.budget
         config = worker.config.privacy
         folder = record_folder(client.folder, client.client)

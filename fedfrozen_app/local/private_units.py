@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class UnitOwners:
-    """Which units have rows at more than one client: found once for all clients."""
+    """The units with rows at more than one client, computed once for all clients."""
 
     def __init__(self) -> None:
         self._found: dict[str, frozenset[Any]] = {}
@@ -34,8 +34,8 @@ class UnitOwners:
 
 
 def sampling(config: Config, declared: int) -> tuple[float, int]:
-    """(q, steps per round), from the declared size alone: neither may reveal the true one."""
-    if noise_in_sum(config):  # all rows, once: whole numbers have no bound for samples that is as good
+    """(q, steps per round), from the declared size alone, so that neither reveals the true size."""
+    if noise_in_sum(config):  # all rows, once: integer noise has no equally tight bound for subsamples
         return 1.0, 1
     batch = min(config.client.batch_size, declared)
     steps = config.client.local_epochs * math.ceil(declared / batch)

@@ -1,4 +1,4 @@
-"""Work on a GPU recorded as a CUDA graph, to be replayed."""
+"""Record work on a GPU as a CUDA graph, to be replayed."""
 
 import gc
 from collections.abc import Callable
@@ -8,9 +8,9 @@ import torch
 
 
 def recorded(work: Callable[[], None], *, alone: bool, pool: Any = None) -> torch.cuda.CUDAGraph:
-    """`alone`: no other thread uses a GPU while this is recorded, so that any illegal call is caught."""
+    """Record `work`. `alone`: no other thread uses a GPU during it, so that any illegal call is caught."""
     here, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
-    # An old graph that is freed while this one is recorded would invalidate it.
+    # An old graph freed during recording would invalidate the new one.
     gc.collect()
     gc.disable()
     try:
@@ -18,5 +18,5 @@ def recorded(work: Callable[[], None], *, alone: bool, pool: Any = None) -> torc
             work()
     finally:
         gc.enable()
-        torch.cuda.set_stream(here)  # torch leaves a recording that failed on its own stream
+        torch.cuda.set_stream(here)  # after a failed recording torch stays on the recording's stream
     return graph

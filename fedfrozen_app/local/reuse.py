@@ -12,9 +12,9 @@ def same_shape(one: Config, other: Config) -> bool:
     wrapper = wrapper_of(one)
     if not wrapper.reusable or wrapper_of(other) != wrapper:
         return False
-    if one.partition.noise or other.partition.noise:  # then the rows themselves differ
+    if one.partition.noise or other.partition.noise:  # the rows themselves differ
         return False
-    if one.dataset.normalise == "site" or other.dataset.normalise == "site":  # the same
+    if one.dataset.normalise == "site" or other.dataset.normalise == "site":  # the rows differ, too
         return False
     parts = ("model", "dataset", "runtime", "device")
     same = all(getattr(one, part) == getattr(other, part) for part in parts)
@@ -22,7 +22,8 @@ def same_shape(one: Config, other: Config) -> bool:
 
 
 def _without_rate(settings: ClientConfig) -> ClientConfig:
-    """A step receives its rate every round. Where some parameters have their own, the ratio is built in."""
+    """Settings without the learning rate, which a step receives every round. If some parameters have their
+    own rates, the ratios are built into the step and must agree."""
     if settings.head_lr is not None or settings.fusion_lr is not None:
         return settings
     return replace(settings, lr=1.0, lr_schedule="constant", lr_final=0.0)

@@ -1,4 +1,4 @@
-"""One run's local work of one round: prepared by the cohort runner, trained by it or together with others."""
+"""One run's local work of one round: prepared by the cohort runner, trained alone or with other runs'."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from fedfrozen_app.local.step import Step
 if TYPE_CHECKING:
     from fedfrozen_app.local.worker import Worker
 
-# Of one block: (clients, width) trained rows, and (clients, reported losses) their means over the steps.
+# One block's result: (clients, width) trained rows, and (clients, reported losses) means over the steps.
 Trained = tuple[Tensor, Tensor]
 
 
@@ -28,30 +28,30 @@ class RoundWork:
     worker: "Worker"
     clients: Sequence[str]
     request: TrainRequest
-    base: Mapping[str, Tensor]  # the arrays that came with the request or are held
+    base: Mapping[str, Tensor]  # the arrays from the request or already held
     layouts: Layouts
     slots: int
     schedule: Schedule
-    start: Tensor  # (width,) where a client starts that keeps nothing of its own
+    start: Tensor  # (width,) the start of a client without kept arrays
     starts: ClientStarts
-    # By client: its metrics on its validation rows as the round begins.
+    # By client: its metrics on its validation rows at the start of the round.
     before: Mapping[str, Mapping[str, float]]
     mode: str  # of the step
 
     def blocks(self) -> Iterator[list[SlotAssignment]]:
-        """The assignments by their end, as many at a time as there are slots."""
+        """The assignments sorted by their end, in blocks of as many as there are slots."""
         for first in range(0, len(self.clients), self.slots):
             yield self.schedule.assignments[first : first + self.slots]
 
     @property
     def from_server(self) -> Tensor:
-        """(width,) the arrays of the request besides parameters."""
+        """(width,) the request's arrays other than parameters."""
         names = self.layouts.from_server.names
         return self.layouts.from_server.flatten(self.base) if names else self.start.new_zeros(0)
 
 
 def enter(step: Step, work: RoundWork, assignments: Sequence[SlotAssignment], first_slot: int = 0) -> None:
-    """Admit these clients to their slots, each with the round's model and what it keeps for itself."""
+    """Admit these clients to their slots, each with the round's model and its own kept arrays."""
     starts, worker = work.starts, work.worker
     begin = [starts.begin(one.client) for one in assignments]
     slots = [first_slot + one.slot for one in assignments]

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What a client has after its local work: copies, free to send."""
+    """A client's result after local training: copies, safe to send."""
 
     trained: dict[str, Tensor]
     examples: int
     metrics: dict[str, float]
     own: dict[str, Tensor] = field(default_factory=dict)  # kept by the algorithm, as namespace/name
-    # Sent besides the trained parameters, or in place of them.
+    # Sent in addition to the trained parameters, or in place of them.
     reply: dict[str, Tensor] = field(default_factory=dict)
 
     def sent(self, shared: tuple[str, ...]) -> dict[str, Tensor]:
@@ -55,11 +55,11 @@ class Stepped:
 
     losses: Tensor  # (reported losses,) means over the steps
     count: int
-    own: ByNamespace = field(default_factory=dict)  # what the algorithm trained besides parameters
+    own: ByNamespace = field(default_factory=dict)  # the algorithm's trained state
 
 
 class LocalSteps(Protocol):
-    """Take a client's local steps with the model as it is loaded, which is `start.model`."""
+    """Take a client's local steps from the loaded model, which is `start.model`."""
 
     def __call__(self, worker: "Worker", client: str, request: TrainRequest, start: Start) -> Stepped: ...
 
@@ -80,7 +80,7 @@ def train_client(
         start = replace(start, client_state={**start.client_state, **adapted})
     worker.mark_changed(request.plan.trained)
     stepped = (steps or eager_steps)(worker, client, request, start)
-    # Read here, once: between the steps nothing waits for the device.
+    # Read here, once: the steps themselves never synchronise with the device.
     metrics |= zip(request.method.losses_reported(), stepped.losses.tolist(), strict=True)
     metrics |= evaluate_client_validation(worker, client, "after")
     trained = {name: worker.parameters[name].detach().clone() for name in request.plan.trained}
@@ -94,13 +94,13 @@ def train_client(
             finished = checked_finish(request.method, start, trained, count, rate)
     own = {**start.client_state, **stepped.own, **finished.client_state}
     if request.is_personal and evaluates_after(config, request.round):
-        # A personal model exists only here, so the client evaluates it.
+        # A personal model exists only on the client, so the client evaluates it.
         worker.load(request.method.personal(trained, own), {})
         metrics |= evaluate_personal(worker, client, shares_model=not request.plan.private)
     metrics |= worker.figures()
     metrics |= {name: float(value) for name, value in finished.metrics.items()}
     metrics["client_seconds"] = time.perf_counter() - began
-    # Copies: the server turns what it receives into an update in place.
+    # Copies: the server turns received arrays into updates in place.
     kept = {
         name: value.clone()
         for name, value in (flattened(stepped.own) | flattened(finished.client_state)).items()
@@ -159,14 +159,14 @@ def _phase_steps(
     phase: int,
     epochs: int | None,
 ) -> list[Tensor]:
-    """Of each step in which these arrays train, with an optimiser of their own: (reported losses,), or the
-    one that a plain algorithm reports."""
+    """Take the steps of one phase, which trains these arrays with a fresh optimiser. Yields each step's
+    losses: (reported losses,), or the one loss of a plain algorithm."""
     config, data = worker.config, worker.data
     for name, parameter in worker.parameters.items():
         parameter.requires_grad_(name in trained)
     for value in trained.values():
         value.requires_grad_(True)
-    # Only trained names enter: decoupled weight decay would move a frozen one even with a zero gradient.
+    # Only trained names: decoupled weight decay would change a frozen one even with a zero gradient.
     rate = learning_rate(config.client, request.round, config.num_rounds)
     optimizer: Optimizer | OwnStep
     if request.method.has_step():
@@ -190,20 +190,20 @@ def _phase_steps(
             value.grad = None
         try:
             loss.backward()
-        except (KeyError, RuntimeError) as error:  # a gradient inside the loss may fail only here
+        except (KeyError, RuntimeError) as error:  # a nested gradient in the loss may fail only here
             errors.explain(error)
             raise
         if config.client.clip is not None:
             clip_gradients(trained, config.client.clip)
         optimizer.step()
     for value in trained.values():
-        value.grad = None  # its memory is the next client's
+        value.grad = None  # free its memory for the next client
         value.requires_grad_(False)
     return losses
 
 
 def clip_gradients(trained: Mapping[str, Tensor], clip: float) -> None:
-    """Clip the gradients of the trained arrays. Each namespace is clipped on its own: what trains besides the
-    parameters does not shorten their step."""
+    """Clip the gradients of the trained arrays. Each namespace is clipped separately: trainable state does not
+    shorten the parameters' step."""
     for part in [parameters_in(trained), *by_namespace(trained).values()]:
         torch.nn.utils.clip_grad_norm_(part.values(), clip)

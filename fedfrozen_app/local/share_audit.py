@@ -1,8 +1,8 @@
-"""An audited client's share of the noise in the sum, recorded for `fedfrozen audit`.
+"""Record an audited client's share of the noise in the sum, for `fedfrozen audit`.
 
-The vector that is about to be masked is compared with what the recorded steps make of the round's model,
-encoded here without noise. The difference must be the share that the run promises: its size is worked out
-here, from the run's settings, and not read from what the client adds.
+The vector to be masked is compared with the result of the recorded steps from the round's model, encoded here
+without noise. The difference must be the share that the run promises: its size is computed here from the
+run's settings, not read from what the client adds.
 """
 
 import json
@@ -41,8 +41,8 @@ def record_share(
     vector: Vector,
     rounding: np.random.Generator,
 ) -> None:
-    """Add what this vector shows to the round's record, if this client is watched. `examples`: the weight of
-    its update; `rounding`: in the state in which it was when the vector was made."""
+    """Add this vector's noise to the round's record, if this client is audited. `examples`: the weight of its
+    update; `rounding`: in its state from when the vector was made."""
     if worker.config.privacy.audited != client or not noised(request):
         return
     path = round_files(record_folder(privacy, client))[-1]
@@ -58,7 +58,7 @@ def record_share(
 
 
 def rewrite(path: Path, known: RecordedRound, noise: np.ndarray) -> None:
-    """With this noise, in units of what it should be, in place of that of the steps, which have none."""
+    """Rewrite the record with this noise, in units of its promised size; the steps themselves have none."""
     figures = replace(
         known.figures, squares=float(noise @ noise), elements=len(noise), products=0.0, pairs=0, masked=True
     )

@@ -16,7 +16,7 @@ MEMORY_SHARE = 0.85  # share of the free device memory that the slots may fill
 
 
 def fitting_clients(worker: "Worker", layouts: Layouts, client: str, request: TrainRequest) -> int:
-    """The memory that one more client takes in a real step, and what is free."""
+    """How many clients fit: the free memory divided by what one more client needs in a real step."""
     peaks = []
     for size in (1, 2):
         torch.cuda.empty_cache()
@@ -24,12 +24,12 @@ def fitting_clients(worker: "Worker", layouts: Layouts, client: str, request: Tr
         before = torch.cuda.memory_allocated()
         result = try_step(worker, layouts, client, request, size)
         torch.cuda.synchronize()
-        # Three results: of the block that is added up, of the finished one and of the next.
+        # Three results: of the block being aggregated, of the finished one and of the next.
         peaks.append(torch.cuda.max_memory_allocated() - before + 3 * size * result)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     if (share := torch.cuda.get_per_process_memory_fraction()) < 1:
-        # Others share the GPU. What this process takes must not depend on how quick they are.
+        # Other processes share the GPU. This process's share must not depend on how fast they are.
         free = int(share * total) - torch.cuda.memory_reserved()
     fixed, each = 2 * peaks[0] - peaks[1], max(peaks[1] - peaks[0], 1)
     return max(1, int((MEMORY_SHARE * free - max(fixed, 0)) // each))

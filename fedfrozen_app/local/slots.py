@@ -1,5 +1,4 @@
-"""Which client trains in which slot of the cohort runner, and when; and the rows of each slot in each step.
-
+"""Schedule the cohort runner: which client trains in which slot and when, and the rows of each slot per step.
 A step trains as many clients as there are slots. A client that has taken its last step frees its slot for the
 next one at once, so that clients of unequal size leave few slots idle.
 """
@@ -26,22 +25,22 @@ if TYPE_CHECKING:
 
 OVERHEAD = 2.0  # what launching a step costs, in clients' steps: measured with the ViT of model=vit_cifar
 NO_LIMITS: Mapping[str, int] = {}
-PhaseSwitches = dict[int, dict[frozenset[str], list[int]]]  # by step: the names that train, in which slots
+PhaseSwitches = dict[int, dict[frozenset[str], list[int]]]  # by step: trained names, and their slots
 
 
 @dataclass(frozen=True)
 class SlotAssignment:
     """One client's time in a slot: the steps from `begin` up to `end`."""
 
-    client: int  # its place among the clients of the round
+    client: int  # its index among the round's clients
     slot: int
     begin: int
     end: int
 
 
 def assign_slots(counts: Sequence[int], slots: int) -> list[SlotAssignment]:
-    """For clients with `counts` batches: the longest first, each in the slot that is free first. Sorted by
-    their end."""
+    """Assign clients with `counts` batches to slots: the longest first, each to the slot that is free first.
+    Sorted by their end."""
     free = [(0, slot) for slot in range(slots)]
     assignments = []
     for client in sorted(range(len(counts)), key=lambda client: -counts[client]):
@@ -52,22 +51,22 @@ def assign_slots(counts: Sequence[int], slots: int) -> list[SlotAssignment]:
 
 
 def cheapest_size(counts: Sequence[int], limit: int) -> int:
-    """How many slots, up to `limit`, cost least: a step costs its slots plus the OVERHEAD of launching it."""
+    """The cheapest number of slots up to `limit`: a step costs its slots plus its launch OVERHEAD."""
     best, lowest = 1, float("inf")
     groups = sorted(Counter(counts).items(), reverse=True)
     for slots in range(1, min(limit, len(counts)) + 1):
         steps = _last_end(groups, slots)
         if steps * (slots + OVERHEAD) <= lowest:
             best, lowest = slots, steps * (slots + OVERHEAD)
-        if steps == max(counts):  # more slots cannot end sooner
+        if steps == max(counts):  # more slots cannot finish earlier
             break
     return best
 
 
 def _last_end(groups: Sequence[tuple[int, int]], slots: int) -> int:
-    """The end of the last of `assign_slots`. `groups`: how many clients have each count, the largest count
-    first. Slots that are free at one time are filled together: a cohort of thousands has few counts."""
-    free = {0: slots}  # by the step from which on they are free
+    """The last end of `assign_slots`. `groups`: (count, number of clients), the largest count first. Slots
+    that become free at the same step are filled together: a cohort of thousands has few distinct counts."""
+    free = {0: slots}  # number of slots by the step at which they become free
     times = [0]
     for count, clients in groups:
         while clients:
@@ -86,16 +85,16 @@ def _last_end(groups: Sequence[tuple[int, int]], slots: int) -> int:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which rows each slot reads in each step."""
+    """The rows that each slot reads in each step."""
 
     assignments: list[SlotAssignment]  # by their end
     index: Tensor  # (steps, slots, batch) for `ClientData.take`; padding repeats row 0
     mask: Tensor  # (steps, slots, batch) 1 for an example, 0 for padding
-    phases: PhaseSwitches = field(default_factory=dict)  # empty where a round has no phases
+    phases: PhaseSwitches = field(default_factory=dict)  # empty for a round without phases
 
     @cached_property
     def entering(self) -> dict[int, list[SlotAssignment]]:
-        """By step, the assignments that begin with it."""
+        """By step, the assignments that begin at it."""
         found: dict[int, list[SlotAssignment]] = {}
         for assignment in self.assignments:
             found.setdefault(assignment.begin, []).append(assignment)
@@ -105,15 +104,14 @@ class Schedule:
 def batch_counts(
     data: ClientData, clients: Iterable[str], plan: Plan, most_steps: Mapping[str, int] = NO_LIMITS
 ) -> list[int]:
-    """How many steps each of these clients takes in a round."""
+    """The number of steps of each of these clients in a round."""
     return [sum(counts) for counts in phase_batches(data, clients, plan, most_steps)]
 
 
 def phase_batches(
     data: ClientData, clients: Iterable[str], plan: Plan, most_steps: Mapping[str, int] = NO_LIMITS
 ) -> Iterator[list[int]]:
-    """How many steps each of these clients takes in each phase of its round; `most_steps`: by client, where
-    it has a limit of its own."""
+    """The number of steps of each of these clients, by phase; `most_steps`: limits of single clients."""
     settings = data.config.client
     times = [settings.local_epochs if phase.epochs is None else phase.epochs for phase in plan.steps]
     most = settings.local_steps
@@ -127,7 +125,7 @@ def lay_out(worker: "Worker", clients: Sequence[str], request: TrainRequest, slo
     """The clients' batches, laid out on the host and sent to the device together."""
     data = worker.data
     width = worker.config.client.batch_size
-    if worker.device.type != "cuda":  # nothing is captured, so that the width is free
+    if worker.device.type != "cuda":  # nothing is captured, so the width need not be fixed
         width = min(width, max(data.rows(client).train.numel() for client in clients))
     phases = request.plan.steps
     limits = request.most_steps

@@ -1,8 +1,7 @@
-"""Clients of several runs in one step: runs of one shape, such as seeds of one setting, advance together.
-
-The time of a small step is that of its launches, so that more rows cost little. Every run brings a round's
-work as its own cohort runner would train it: the same clients in the same slots, in the same order. The slots
-of all runs share one step, and what a run does not train is held once for it (local/step_arrays.py).
+"""Train clients of several runs in one step: runs of the same shape, such as seeds of one setting, together.
+A small step is bound by its kernel launches, so more rows cost little. Each run contributes a round's work as
+its own cohort runner would train it: the same clients in the same slots, in the same order. The slots of all
+runs share one step, and a run's frozen arrays are stored once for it (local/step_arrays.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,11 +30,11 @@ class Stack:
 
     def __init__(self, runs: int) -> None:
         self.runs = runs
-        self._steps: list[tuple[Any, Step]] = []  # the one used last is the last
+        self._steps: list[tuple[Any, Step]] = []  # most recently used last
         self._fits: int | None = None
 
     def train(self, works: Sequence[RoundWork]) -> list[list[Trained]]:
-        """For each work, of one `kind`: what each of its blocks trained."""
+        """For each work, all of the same `kind`: the results of its blocks."""
         step = self._step(works)
         each = step.size // step.runs
         for place, work in enumerate(works):
@@ -50,7 +49,7 @@ class Stack:
 
         with training(step.worker.model):
             values, losses = step.finish(schedule.assignments, schedule, enter_all)
-        # From the order in which all finish to each work's own.
+        # From the common order of finishing to each work's own.
         row = {owners[one.client]: number for number, one in enumerate(schedule.assignments)}
         own = torch.tensor([row[p, one] for p, work in enumerate(works) for one in work.schedule.assignments])
         own = sent(own, values.device)
@@ -60,15 +59,15 @@ class Stack:
         return [[next(parts) for _ in work.blocks()] for work in works]
 
     def fits(self, measure: Callable[[], int]) -> int:
-        """How many clients of one run fit, where all runs have as many. Measured once."""
+        """How many clients per run fit if all runs have equally many. Measured once."""
         if self._fits is None:
             self._fits = measure()
         return max(1, self._fits // self.runs)
 
     def _step(self, works: Sequence[RoundWork]) -> Step:
-        """A step with room for these: a run that has ended leaves its slots idle, up to half of all."""
+        """A step with room for these: finished runs leave their slots idle, up to half of all slots."""
         lead, slots = works[0], max(work.slots for work in works)
-        # A resumed run continues in its mode, and the runs of its stack with it.
+        # A resumed run keeps its mode, and so do the runs stacked with it.
         mode = max(works, key=lambda work: work.mode != "captured").mode
         key = (lead.request.kind, max(work.schedule.index.shape[2] for work in works), mode)
         for number, (other, step) in enumerate(self._steps):
@@ -76,7 +75,7 @@ class Stack:
             if other == key and roomy:
                 self._steps.append(self._steps.pop(number))
                 return step
-        # Also the one of this kind that has become too large or too small.
+        # Also drops the step of this kind that has become too large or too small.
         self._steps = [(other, step) for other, step in self._steps if other != key][-KEPT + 1 :]
         made = Step(
             lead.worker,
@@ -93,8 +92,8 @@ class Stack:
 def join_schedules(
     works: Sequence[RoundWork], each: int, slots: int
 ) -> tuple[Schedule, list[tuple[int, SlotAssignment]]]:
-    """One schedule in which every work has `each` slots of its own; and for each of its clients the place of
-    the work, and the assignment within it."""
+    """One schedule in which every work has `each` slots of its own; and for each of its clients, the index of
+    the work and the assignment within it."""
     owners = [(place, one) for place, work in enumerate(works) for one in work.schedule.assignments]
     assignments = [
         SlotAssignment(number, place * each + one.slot, one.begin, one.end)
@@ -118,7 +117,7 @@ def join_schedules(
 
 
 class StackedRunner(CohortRunner):
-    """The cohort runner of one of several runs: `ask` has its work trained with that of the others."""
+    """The cohort runner of one of several runs: `ask` trains its work together with that of the others."""
 
     def __init__(
         self,
@@ -146,7 +145,7 @@ class StackedRunner(CohortRunner):
 
 
 def draws_at_random(worker: "Worker") -> bool:
-    """Whether training draws random numbers, such as for dropout: stacked with other runs it draws others."""
+    """Whether training draws random numbers, such as for dropout: stacked with other runs they differ."""
     row = {name: value[:1] for name, value in worker.train_table.inputs.items()}
     on_gpu = worker.device.type == "cuda"
     generator = torch.cuda.default_generators[worker.device.index or 0] if on_gpu else torch.default_generator

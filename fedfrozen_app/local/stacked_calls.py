@@ -1,5 +1,4 @@
-"""What stacked clients compute outside of their steps, under `vmap`: predictions, and an algorithm's `adapt`
-and `finish`."""
+"""What stacked clients compute outside their steps, under `vmap`: predictions, `adapt` and `finish`."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -76,7 +75,7 @@ def adapt_rows(
         return flattened(method.adapt(gradient, layouts.start(model, row, held, from_server), rate))
 
     with evaluation_mode(module), folded(module), as_products(module, layouts.names), torch.enable_grad():
-        # Around the vmap, as a step's gradients are: folded attention has none within.
+        # Outside the vmap, like a step's gradients: folded attention has no gradient inside.
         shifts = values.new_zeros(len(values), requires_grad=True)
         losses = vmap(loss)(shifts, values, held, weights, index, mask)
         (gradients,) = torch.autograd.grad(losses.sum(), shifts)

@@ -1,4 +1,4 @@
-"""The task's loss of a client's start over all its training rows, and its full-batch gradient there."""
+"""The task's loss over all of a client's training rows at its start, and its full-batch gradient there."""
 
 from typing import TYPE_CHECKING
 
@@ -12,14 +12,14 @@ from fedfrozen_app.vmap.model_modes import evaluation_mode
 if TYPE_CHECKING:
     from fedfrozen_app.local.worker import Worker
 
-ROWS = 512  # at once: activations of all of them are kept for the gradient
+ROWS = 512  # per batch: activations of all of them are kept for the gradient
 
 
 def start_loss_and_gradient(
     worker: "Worker", client: str, model: Parameters, method: Algorithm, names: tuple[str, ...]
 ) -> tuple[Tensor | None, dict[str, Tensor] | None]:
-    """What the algorithm asks for, of `model`; parameters that it lacks are as they are loaded. Without
-    dropout or augmentation. Nothing waits for the device."""
+    """The loss and gradient of `model`, if the algorithm asks for them; missing parameters are taken from the
+    loaded model. Without dropout or augmentation. Does not synchronise with the device."""
     index = worker.rows(client).train.to(worker.device)
     weights = worker.data.class_weights(index) if worker.config.client.class_weights else None
     live = {name: model[name].detach().clone().requires_grad_(method.start_gradient) for name in names}
@@ -44,7 +44,7 @@ def start_loss_and_gradient(
 
 
 def _weights(worker: "Worker", batch: Batch) -> Tensor:
-    """(rows,) what each row counts in the mean: as in `Task.loss_of`."""
+    """(rows,) the weight of each row in the mean, as in `Task.loss_of`."""
     labels, task = batch.labels, worker.task
     if (own := task.target.weights(labels, task.dtype)) is not None:
         return own

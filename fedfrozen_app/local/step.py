@@ -1,8 +1,8 @@
-"""One optimiser step of several clients at once, which the runners replay.
+"""One optimiser step for several clients at once, which the runners replay.
 
 Each client's trained parameters are a row of one matrix. A step is the clients' gradients under `vmap`
 (local/gradient.py), then one optimiser for all of them (local/step_optimizer.py), or the algorithm's own step
-(local/own_step.py). On a GPU it is compiled or recorded as a CUDA graph (local/step_graph.py).
+(local/own_step.py). On a GPU it is compiled or captured as a CUDA graph (local/step_graph.py).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -83,7 +83,7 @@ class Step:
 
     @property
     def ready(self) -> bool:
-        """Whether the next step is taken at once: nothing is recorded or compiled for it first."""
+        """Whether the next step starts at once: nothing must be captured or compiled first."""
         return not self.on_gpu or self._graph is not None
 
     def begin(
@@ -93,9 +93,9 @@ class Step:
         run: int = 0,
         worker: "Worker | None" = None,
     ) -> None:
-        """Begin a round: all slots are free. `from_server`: the arrays of the train request.
+        """Begin a round with all slots free. `from_server`: the arrays of the train request.
 
-        Where runs share the step, `run` begins with the model that its own worker has loaded.
+        If runs share the step, `run` starts from the model that its own worker has loaded.
         """
         self._done = 0
         worker = worker or self.worker
@@ -107,7 +107,7 @@ class Step:
         self._optimizer.set_rate(run, learning_rate(config.client, request.round, config.num_rounds))
 
     def _take_model(self, request: TrainRequest, run: int, worker: "Worker") -> None:
-        """Copy what is not there already, by digest: a frozen array is copied once."""
+        """Copy the arrays whose digests have changed: a frozen array is copied once."""
         models = self.arrays.models
         wanted = {name: request.base.get(name) for name in models}
         held = self._digests[run]
@@ -121,9 +121,9 @@ class Step:
         self._digests[run] = wanted
 
     def admit(self, slots: Sequence[int], starts: Sequence[Tensor], held: Sequence[Tensor] = ()) -> None:
-        """Clients that start from these rows take these slots, with a fresh optimiser.
+        """Put clients that start from these rows into these slots, with a fresh optimiser.
 
-        In place: a captured step continues to use these very tensors.
+        In place: a captured step continues to use the same tensors.
         """
         arrays = self.arrays
         with torch.no_grad():
@@ -138,7 +138,7 @@ class Step:
         self._optimizer.reset(slots)
 
     def enter_phase(self, slots: Sequence[int], trained: Collection[str]) -> None:
-        """The clients in these slots keep their rows; from now on these names train, and no others."""
+        """Train only these names in these slots from now on; the clients keep their rows."""
         columns = self.arrays.columns
         assert columns is not None
         trains = [float(parameter_of(name) in trained) for name in self.layout.names]
@@ -154,9 +154,8 @@ class Step:
         schedule: Schedule,
         enter: Callable[[Sequence[SlotAssignment]], None],
     ) -> tuple[Tensor, Tensor]:
-        """Take steps until these assignments, the next by their end, are over: one row per client,
-        (clients, width), and its mean losses, (clients, reported losses). `enter` admits clients to
-        their slots."""
+        """Take steps until these assignments, the next ones by their end, are finished. Returns one row per
+        client, (clients, width), and its mean losses, (clients, reported losses). `enter` admits clients."""
         arrays, count, device = self.arrays, len(assignments), self.arrays.rows.device
         values = torch.empty(count, self.layout.width, dtype=arrays.rows.dtype, device=device)
         losses = torch.empty(count, *arrays.losses.shape[1:], dtype=torch.float64, device=device)
@@ -169,11 +168,11 @@ class Step:
                     self.enter_phase(slots, phase)
                 self.run(schedule.index[self._done], schedule.mask[self._done])
                 self._done += 1
-            # Copied before another client enters. What later steps do to an idle slot is discarded.
+            # Copied before another client enters. Changes of an idle slot by later steps are discarded.
             slots = [assignment.slot for assignment in group]
             room = slice(filled, filled + len(slots))
             with torch.no_grad():
-                if len(slots) == self.size:  # all of them, by their numbers
+                if len(slots) == self.size:  # all slots, by their numbers
                     values[room].copy_(arrays.rows)
                     losses[room].copy_(arrays.losses)
                 else:
@@ -183,7 +182,7 @@ class Step:
         return values, losses / self._counts(assignments).unsqueeze(1)
 
     def _counts(self, assignments: Sequence[SlotAssignment]) -> Tensor:
-        """How many steps each took: on the device, sent without waiting for it."""
+        """The number of steps of each client, on the device; does not synchronise."""
         counts = torch.tensor([one.end - one.begin for one in assignments], dtype=torch.float64)
         return sent(counts, self.arrays.rows.device)
 
@@ -208,7 +207,7 @@ class Step:
             self._optimizer.apply_gradients(gradient)
 
     def _capture(self, index: Tensor, mask: Tensor) -> None:
-        """Record the step, then undo what recording did and take the first real one."""
+        """Capture the step, then undo the effects of capturing and take the first real step."""
         rows, graph = self.arrays.rows, StepGraph(index, mask)
         start = rows.clone()
         drawn = torch.cuda.get_rng_state(rows.device)
@@ -217,11 +216,11 @@ class Step:
         except Exception as error:
             if self.mode == "captured":
                 raise
-            self._gradient.do_without_compiling(error)  # it may be the compiled code, which is optional
+            self._gradient.do_without_compiling(error)  # perhaps due to the compiled code, which is optional
             self.admit(range(self.size), start.unbind())
             graph.record(self.worker, self._take)
         self.admit(range(self.size), start.unbind())
-        # What dropout draws must not depend on whether a round is the first of its process.
+        # Dropout's draws must not depend on whether a round is the first of its process.
         torch.cuda.set_rng_state(drawn, rows.device)
         self._graph = graph
         graph.replay()

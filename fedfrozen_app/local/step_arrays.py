@@ -1,4 +1,4 @@
-"""The tensors of a stacked step, made once. A CUDA graph keeps their addresses, so they change in place."""
+"""The tensors of a stacked step. A CUDA graph keeps their addresses, so they only change in place."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepArrays:
-    """One row per slot in each; where several runs share the step, each run has as many of the slots."""
+    """Tensors with one row per slot; if several runs share the step, each has equally many slots."""
 
     rows: Tensor  # (slots, width) the clients' trained arrays
-    held: Tensor  # (slots, width) what they only read
+    held: Tensor  # (slots, width) the clients' read-only arrays
     from_server: Tensor  # (runs, width) the arrays of the train request
     losses: Tensor  # (slots, reported losses) summed over the client's steps
-    class_weights: Tensor  # (slots, classes) all ones where classes are not weighted
-    columns: Tensor | None  # (slots, width) 1 where the slot's phase trains a column; None without phases
-    # With several runs: what each reads and does not train, (runs, *shape) by name.
+    class_weights: Tensor  # (slots, classes) all ones without class weights
+    columns: Tensor | None  # (slots, width) 1 if the slot's phase trains the column; None without phases
+    # With several runs: the arrays that each reads and does not train, (runs, *shape) by name.
     models: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -60,7 +60,8 @@ class StepArrays:
 
 
 def _models(worker: "Worker", layouts: Layouts, request: TrainRequest, runs: int) -> dict[str, Tensor]:
-    """Plain training reads no start, and so no trained part of the model."""
+    """The parameters of each run, zeros at first. Plain training does not read the start, so trained ones
+    are left out."""
     unread = set() if request.method.reads_start() else set(layouts.names)
     exchanged = worker.exchanged.items()
     return {

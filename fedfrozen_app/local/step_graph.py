@@ -1,4 +1,4 @@
-"""One step recorded as a CUDA graph, with the tensors from which it reads its batch."""
+"""One step captured as a CUDA graph, with the tensors from which it reads its batch."""
 
 import logging
 from collections.abc import Callable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedfrozen_app.local.worker import Worker
 
 log = logging.getLogger(__name__)
-WARMUP_STEPS = 1  # before a capture: lazy initialisations must not be recorded
+WARMUP_STEPS = 1  # before a capture: lazy initialisations must not be captured
 
 
 class StepGraph:
@@ -24,7 +24,7 @@ class StepGraph:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def record(self, worker: "Worker", step: Callable[[Tensor, Tensor], None]) -> None:
-        """Record this step. It is taken while it warms up."""
+        """Capture this step. The warm-up takes it."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

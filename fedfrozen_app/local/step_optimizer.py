@@ -1,4 +1,4 @@
-"""The optimiser of a stacked step: where the gradients of all slots become their next rows."""
+"""The optimiser of a stacked step: updates the rows of all slots from their gradients."""
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
@@ -27,10 +27,10 @@ class StepOptimizer:
     def __init__(self, worker: "Worker", arrays: StepArrays, layout: Layout, runs: int) -> None:
         self._settings, self._arrays, self._layout = worker.config.client, arrays, layout
         self._on_gpu = worker.device.type == "cuda"
-        # (width,) the learning rate of each column in units of `client.lr`; None where all have that.
+        # (width,) the learning rate of each column in units of `client.lr`; None if all are 1.
         self._shares = rate_shares(self._settings, worker.roles, layout, arrays.rows)
         self._clip_spans = clip_spans(layout)
-        # A graph replays what it recorded: the rate is a tensor that later rounds change in place.
+        # A CUDA graph replays fixed addresses, so the rate is a tensor that later rounds change in place.
         self._rates = torch.ones(runs, device=worker.device)
         self._lr = self._rates.unbind()
         rates: Sequence[Any] = self._lr if self._on_gpu else [1.0] * runs
@@ -47,7 +47,7 @@ class StepOptimizer:
             self._optimizer.param_groups[run]["lr"] = rate
 
     def reset(self, slots: Collection[int]) -> None:
-        """Clients that enter these slots begin with a fresh optimiser."""
+        """Reset the optimiser of clients that enter these slots."""
         states = [self._optimizer.state[self._arrays.row_list[slot]] for slot in slots]
         kept = [v for state in states for v in state.values() if isinstance(v, Tensor)]
         if kept:
@@ -55,7 +55,7 @@ class StepOptimizer:
                 torch._foreach_zero_(kept)
 
     def is_plain_descent(self, worker: "Worker", method: Algorithm) -> bool:
-        """Whether a step is no more than rows − rate · gradient, so that gradients may stay factored."""
+        """Whether a step is just rows − rate · gradient, so that gradients may stay factored."""
         client = self._settings
         remembers = client.optimizer != "sgd" or client.momentum or client.weight_decay
         changes = client.clip is not None or self._shares is not None or self._arrays.columns is not None
@@ -64,9 +64,9 @@ class StepOptimizer:
         return on and not method.reads_start() and not (remembers or changes or rounds)
 
     def apply_gradients(self, gradient: Tensor) -> None:
-        """One optimiser step of all slots. `gradient`: (slots, width), changed in place."""
+        """Take one optimiser step of all slots. `gradient`: (slots, width), changed in place."""
         arrays, columns = self._arrays, self._arrays.columns
-        # A captured step writes the same memory at every replay, which stays alive here.
+        # A captured step writes the same memory at every replay: keep it alive.
         for row, own in zip(arrays.row_list, gradient.unbind(), strict=True):
             row.grad = own
         if columns is not None:
@@ -78,12 +78,12 @@ class StepOptimizer:
         before = None if shares is None else arrays.rows.clone()
         self._optimizer.step()
         if before is not None and shares is not None:
-            # A step of k times the rate is k times the step, for SGD and AdamW alike; 0 times it is none.
+            # A k times larger rate makes a k times larger step, for SGD and AdamW; 0 makes none.
             arrays.rows.copy_(before.lerp(arrays.rows, shares))
 
     @torch.no_grad()
     def apply_factored(self, gradients: Mapping[str, Tensor], factors: Mapping[str, Factors]) -> None:
-        """rows −= rate · gradient for each parameter; from its factors where the gradient is factored."""
+        """rows −= rate · gradient for each parameter; from its factors if the gradient is factored."""
         parts = self._layout.views(self._arrays.rows)
         rates = self._rates.repeat_interleave(self._arrays.size // len(self._rates))
         for name, gradient in gradients.items():
@@ -94,13 +94,13 @@ class StepOptimizer:
 
 
 def clip_spans(layout: Layout) -> list[int]:
-    """How many columns the parameters take, and each namespace that trains besides them."""
+    """The number of columns of the parameters, and of each further trained namespace."""
     spaces = groupby(zip(layout.names, layout.spans, strict=True), lambda c: namespace_of(c[0]))
     return [sum(span for _, span in columns) for _, columns in spaces]
 
 
 def clip_rows(gradient: Tensor, clip: float | None, spans: Sequence[int]) -> None:
-    """As torch.nn.utils.clip_grad_norm_ does, for each client on its own."""
+    """Like torch.nn.utils.clip_grad_norm_, for each client separately."""
     if clip is None:
         return
     for part in gradient.split(list(spans), dim=1):
@@ -109,7 +109,7 @@ def clip_rows(gradient: Tensor, clip: float | None, spans: Sequence[int]) -> Non
 
 
 def rate_shares(settings: ClientConfig, roles: Roles, layout: Layout, like: Tensor) -> Tensor | None:
-    """(width,) the learning rate of each column in units of `client.lr`; None where all have that."""
+    """(width,) the learning rate of each column in units of `client.lr`; None if all are 1."""
     scales = rate_scales(settings)
     shares = [scales.get(roles[parameter_of(name)].kind, 1.0) for name in layout.names]
     if set(shares) <= {1.0}:

@@ -1,6 +1,6 @@
-"""A worker: the model on its device, what is loaded into it, and the clients' data.
+"""A worker: the model on its device, the values loaded into it, and the clients' data.
 
-One process keeps one worker (local/worker_for.py). It answers every message of a run, so that nothing is
+One process keeps one worker (local/worker_for.py). It handles every message of a run, so that nothing is
 rebuilt or read again between rounds.
 """
 
@@ -35,7 +35,7 @@ from fedfrozen_app.vmap.per_client_kernels import PerClientKernels
 
 
 class RankCaches(dict[str, Cache]):
-    """In-memory caches of clients whose adapters have a rank of their own."""
+    """In-memory caches, one per client, of clients with their own adapter ranks."""
 
 
 class Worker:
@@ -49,8 +49,8 @@ class Worker:
         data_spec: Mapping[str, Any] | None = None,
         tables_of: "Worker | None" = None,
     ) -> None:
-        """`data_spec`: what the federation has agreed on (classes, pixels, tokens); None: this node's own.
-        `tables_of`: a worker of a run of the same shape in this process, whose tables are shared."""
+        """`data_spec`: the federation's data format (classes, pixels, tokens); None: this node's own.
+        `tables_of`: a worker of a run of the same shape in this process, to share its tables."""
         if config.runtime.threads is not None:
             torch.set_num_threads(config.runtime.threads)
         torch.set_float32_matmul_precision("high" if config.client.precision == "tf32" else "highest")
@@ -67,12 +67,12 @@ class Worker:
             self.data_spec = dict(data_spec)
         self.model = self._build(corpus).to(self.device)
         fixed = self._fixed
-        # Fixed names that this node cannot load itself: requests must name them and the server send them.
+        # Fixed names that this node cannot load itself: requests must contain them.
         self.lacking = fixed if lacks else frozenset()
         self.task = self._make_task(corpus)
         self.wrapper.settle(self.model)
         self.data: ClientData = self._load_data(corpus, shares, None if tables_of is None else tables_of.data)
-        self._digests: dict[str, str | None] = {}  # of the values that are loaded, by name
+        self._digests: dict[str, str | None] = {}  # of the loaded values, by name
 
     def _build(self, corpus: Corpus) -> torch.nn.Module:
         return self.wrapper.build(self.config, corpus)
@@ -105,7 +105,7 @@ class Worker:
         return ClientData(config, corpus, shares, train, test, novel, self.task.dtype)
 
     def _on_device(self, table: Table) -> Table:
-        """On the device. Where a frozen encoder reads the images, its features are computed once, here."""
+        """The table on the device. Features of a frozen image encoder are computed here, once."""
         table = table.to(self.device)
         features = self.wrapper.features(self.model)
         if features is None:
@@ -118,11 +118,11 @@ class Worker:
         return self.task.encoded(table, features)
 
     def can_switch_to(self, config: Config) -> bool:
-        """Whether that run has this model, these data and this local training."""
+        """Whether that run has the same model, data and local training."""
         return wrapper_of(config) == self.wrapper and same_shape(config, self.config)
 
     def switch_to(self, config: Config, shares: Shares) -> None:
-        """Serve another run, of another seed or partition, from its beginning. Compiled code is kept."""
+        """Switch to another run, with another seed or partition, at its beginning. Keeps compiled code."""
         if not self.can_switch_to(config):
             raise ValueError("a worker cannot switch to a run of another model, dataset or local training")
         self.config, self.data, self.cache = config, self.data.for_run(config, shares), Cache()
@@ -131,8 +131,8 @@ class Worker:
         self.load(self.initial(), {})
 
     def cache_of(self, client: str) -> Cache:
-        """The arrays that this client holds. A cache in memory has room for one base, so clients whose
-        adapters have a rank of their own get a cache of their own."""
+        """The cache of the arrays that this client holds. A cache in memory has room for one base, so clients
+        with their own adapter ranks get separate caches."""
         if self.cache.on_disk or client not in map(str, self.config.adapter.ranks):
             return self.cache
         return self.kept.for_run(RankCaches).setdefault(client, Cache())
@@ -174,28 +174,28 @@ class Worker:
 
     @property
     def exchanged(self) -> dict[str, Tensor]:
-        """The parameters that server and clients exchange: all but the fixed ones."""
+        """The parameters that server and clients exchange: all except the fixed ones."""
         return {name: value for name, value in self.parameters.items() if name not in self._fixed}
 
     def marks(self) -> dict[str, str]:
-        """What the header of every file with the run's arrays says of what is not in it."""
+        """Header entries for files with the run's arrays: they identify what the file lacks."""
         own = [one.marks() for one in (self.corpus.reading, self.corpus.preprocessing) if one is not None]
         return self.wrapper.marks() | {key: value for marks in own for key, value in marks.items()}
 
     def check_marks(self, marks: Mapping[str, str]) -> None:
-        """Refuse, with a `UserError`, a file that belongs to other fixed parameters or other tokens."""
+        """Raise a `UserError` for a file that belongs to other fixed parameters or other tokens."""
         self.wrapper.check_marks(marks)
         for one in (self.corpus.reading, self.corpus.preprocessing):
             if one is not None:
                 one.check_marks(marks)
 
     def initial(self) -> dict[str, Tensor]:
-        """The parameters as they are built: where a run, or a client's private part, starts."""
+        """The initial parameters: the start of a run, or of a client's private part."""
         built = parameters_of(self._build(self.corpus)).items()
         return {name: value.to(self.device) for name, value in built if name not in self._fixed}
 
     def load(self, arrays: Mapping[str, Tensor], digests: Mapping[str, str]) -> None:
-        """Put these values into the model, except those that are loaded already, by digest."""
+        """Load these values into the model, except those already loaded, by digest."""
         self.load_merged_deltas(arrays)
         wanted = {name: digests.get(name) for name in arrays if not is_merged_delta(name)}
         new = [name for name, digest in wanted.items() if digest is None or self._digests.get(name) != digest]
@@ -206,7 +206,7 @@ class Worker:
         self._digests |= wanted
 
     def mark_changed(self, names: Iterable[str]) -> None:
-        """These are about to change: the next client must load them again."""
+        """Mark these as about to change: the next client must load them again."""
         for name in names:
             self._digests[name] = None
 
@@ -216,7 +216,7 @@ class Worker:
             self.wrapper.apply_merged_deltas(self.model, merged_deltas)
 
     def fitted(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Where the wrapper lets a client have smaller parameters: these arrays, as large as the model's."""
+        """These arrays padded to the model's shapes, if the wrapper allows clients smaller parameters."""
         shapes = {name: value.shape for name, value in self.parameters.items()}
         return {
             name: value
@@ -226,7 +226,7 @@ class Worker:
         }
 
     def cut_to(self, arrays: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The inverse, for a reply: each array as large as it was received."""
+        """The inverse, for a reply: each array cut to the shape in which it was received."""
         return {
             name: value
             if name not in like or value.shape == like[name].shape
@@ -235,51 +235,51 @@ class Worker:
         }
 
     def foundation(self) -> dict[str, Tensor]:
-        """The fixed parameters as they were loaded, for a client that cannot load them."""
+        """The fixed parameters as loaded, for a client that cannot load them."""
         return self.wrapper.fixed_values(self.model)
 
     # The model -----------------------------------------------------------------------------------------
 
     @property
     def has_global(self) -> bool:
-        """Whether what is shared makes a model that can be evaluated without a client's private part."""
+        """Whether the shared parameters form a model that can be evaluated without private parts."""
         return self.wrapper.has_global
 
     def only_global(self) -> AbstractContextManager[None]:
-        """Within it the model is what the server knows of it."""
+        """Context in which the model consists of what the server knows."""
         return self.wrapper.only_global(self.model)
 
     def figures(self) -> dict[str, float]:
-        """Metrics that the model reports besides its loss."""
+        """Metrics that the model reports in addition to its loss."""
         return self.wrapper.metrics(self.model)
 
     def export(self, folder: Path, *, merged: bool = True) -> None:
-        """The model as it is loaded, as a folder for transformers' `from_pretrained`."""
+        """Export the loaded model as a folder for transformers' `from_pretrained`."""
         self.wrapper.export(self.model, folder, self.corpus.classes, merged=merged)
 
     @torch.no_grad()
     def call_once(self) -> None:
-        """Call the model on one row as in training but without dropout, to observe how it computes."""
+        """Call the model on one row as in training but without dropout, to trace its operations."""
         row = {name: value[:1] for name, value in self.train_table.inputs.items()}
         with evaluation_mode(self.model):
             self.task.logits(self.parameters, Batch(row, self.train_table.labels[:1]))
 
     @cached_property
     def rounded(self) -> frozenset[str]:
-        """The parameters that training in bf16 rounds wherever it reads them."""
+        """The parameters that bf16 training rounds at every read."""
         return rounded_names(self.model, self.call_once) if self.task.bf16 else frozenset()
 
     @cached_property
     def blocks(self) -> Blocks:
-        """The model's repeated blocks, and the code that was compiled for them."""
+        """The model's repeated blocks, and their compiled code."""
         return Blocks(self.model)
 
     @cached_property
     def per_client_kernels(self) -> PerClientKernels:
-        """The GPU kernels for layers of which every client has its own weights."""
+        """The GPU kernels for layers in which every client has its own weights."""
         return PerClientKernels(self.model, self.device, torch.bfloat16 if self.task.bf16 else torch.float32)
 
 
 def make_data_spec(corpus: Corpus, config: Config, wrapper: Wrapper | None = None) -> dict[str, Any]:
-    """What every client must agree on to read its data, and its model, as the others do."""
+    """The data format that all clients must share, to read their data and the model in the same way."""
     return corpus.spec() | (wrapper or wrapper_of(config)).data_spec(config, corpus)

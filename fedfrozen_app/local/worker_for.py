@@ -1,4 +1,4 @@
-"""The worker of this process: built for a run at its first message, and kept for all others."""
+"""The worker of this process: built for a run at its first message, and kept for later ones."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AcceptedRun:
-    """The run that a site with an executor trains, from an accepted proposal and the site's own view."""
+    """The run that a site's executor trains, from an accepted proposal and the site's own settings."""
 
     site: str
     proposal: str  # hash
@@ -38,7 +38,7 @@ class AcceptedRun:
 
 RunKey = tuple[Any, ...]
 _installed: tuple[RunKey, Worker] | None = None
-_accepted: dict[str, AcceptedRun] = {}  # by site: a process has one, a test may have several
+_accepted: dict[str, AcceptedRun] = {}  # by site: a process has one site, a test may have several
 
 
 def set_accepted_run(run: AcceptedRun) -> None:
@@ -80,7 +80,7 @@ def config_of(overrides: str) -> Config:
 
 
 def _build_for(context: Context) -> Worker:
-    prepare_logging()  # the process of a Ray worker or of a site begins without it
+    prepare_logging()  # a Ray worker's or a site's process starts without it
     build = _build_accepted if "executor" in context.node_config else _build_from_overrides
     worker = build(context)
     log.info("Worker %d trains on %s and keeps its model and data loaded.", os.getpid(), worker.device)
@@ -116,7 +116,7 @@ def _build_from_overrides(context: Context) -> Worker:
 
 
 def _build_accepted(context: Context) -> Worker:
-    """Composes nothing: the configuration is the object that the site's policy checked."""
+    """Build the worker without composing a configuration: use the object that the site's policy checked."""
     node = context.node_config
     accepted = _accepted[str(node["site"])]
     if accepted.proposal != node["proposal"]:
@@ -130,7 +130,7 @@ def _build_accepted(context: Context) -> Worker:
 
 
 def disk_cache(context: Context) -> Cache:
-    """Where this machine keeps arrays between processes. A site names its own folder; a server cannot."""
+    """This machine's cache of arrays across processes. A site sets its own folder; a server cannot."""
     node = context.node_config
     if "executor" in node:
         return Cache(Path(str(node["cache-dir"])), limit_bytes=int(float(node["cache-gb"]) * 1e9))

@@ -1,1 +1,1 @@
-"""Architectures, the table of roles, and tasks."""
+"""Model architectures, the table of roles, and tasks."""

@@ -11,13 +11,13 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: the names that match `pattern` in full have this role.
+    """One line of the table: names that fully match `pattern` have this role.
 
-    The pattern sees the name without the architecture's prefix and without `.weight` or `.bias`;
-    a group called `layer` gives the block's number. `feeds` names which block's query and key
-    projections read this norm's output: its "own" block's (pre-norm), the "next" block's
-    (post-norm; before the blocks, the first's) or none's. `unless` names a module which, where
-    the model has it, stands between the norm and the attention.
+    The pattern is matched against the name without the architecture's prefix and without `.weight` or
+    `.bias`; a group named `layer` captures the block's number. `feeds` is the block whose query and key
+    projections read this norm's output: its "own" (pre-norm), the "next" one (post-norm; before the blocks,
+    the first) or none. `unless` names a module which, if the model has it, lies between the norm and the
+    attention.
     """
 
     pattern: str
@@ -25,16 +25,16 @@ class Row:
     feeds: str = ""
     tower: str = ""
     unless: str = ""
-    written: str = ""  # the pattern as it was written in a file, where it differs
+    written: str = ""  # the pattern as written in a file, if it differs
 
 
 @dataclass(frozen=True)
 class Architecture:
     prefix: str  # the name of the headless model inside the model with a head
     rows: tuple[Row, ...]
-    causal: bool = False  # whether a token sees only what came before it
-    own_mask: bool = False  # whether its attention makes what it needs of the padding mask itself
-    source: str = ""  # the file that it was read from, where it is not of the table below
+    causal: bool = False  # whether a token attends only to earlier tokens
+    own_mask: bool = False  # whether its attention expands the padding mask itself
+    source: str = ""  # the file it was read from, if not of the table below
 
 
 # Blocks are `encoder.layer.N` up to transformers 4 and in part of 5, `layers.N` in the rest.
@@ -63,7 +63,7 @@ _DINOV2 = (
     *_IMAGE,
     Row(_BLOCK + r"norm1", "norm", feeds="own"),
     Row(_BLOCK + r"norm2", "norm"),
-    # A layer scale multiplies what its branch gives back: it belongs to that branch's last matrix.
+    # A layer scale multiplies its branch's output: it belongs to that branch's last matrix.
     Row(_BLOCK + r"layer_scale1\.lambda1", "output"),
     Row(_BLOCK + r"layer_scale2\.lambda1", "mlp"),
     Row(_BLOCK + r"mlp\.(fc[12]|weights_in|weights_out|(gate|up|down)_proj)", "mlp"),
@@ -72,7 +72,7 @@ _DINOV2 = (
 _BERT = (
     Row(r"embeddings\.(word|position|token_type)_embeddings", "embedding"),
     Row(r"embeddings\.LayerNorm", "norm", feeds="next", unless="embeddings_project"),
-    Row(r"embeddings_project", "embedding"),  # ELECTRA, where embeddings and blocks differ in width
+    Row(r"embeddings_project", "embedding"),  # ELECTRA, if embeddings and blocks differ in width
     Row(_BLOCK + r"attention\.self\.query", "query"),
     Row(_BLOCK + r"attention\.self\.key", "key"),
     Row(_BLOCK + r"attention\.self\.value", "value"),
@@ -119,7 +119,7 @@ _LLAMA = (
     Row(_BLOCK + r"self_attn\.k_proj", "key"),
     Row(_BLOCK + r"self_attn\.v_proj", "value"),
     Row(_BLOCK + r"self_attn\.o_proj", "output"),
-    # Norms of queries and keys (Qwen3, Gemma 3) belong to the attention kernel as these do.
+    # Norms of queries and keys (Qwen3, Gemma 3) also belong to the attention kernel.
     Row(_BLOCK + r"self_attn\.q_norm", "query"),
     Row(_BLOCK + r"self_attn\.k_norm", "key"),
     Row(_BLOCK + r"(post_attention|pre_feedforward|post_feedforward)_layernorm", "norm"),
@@ -145,9 +145,9 @@ _MODERNBERT = (  # after split_fused
 
 _DEBERTA = (
     Row(r"embeddings\.(word|position|token_type)_embeddings", "embedding"),
-    Row(r"embeddings\.embed_proj", "embedding"),  # where embeddings and blocks differ in width
+    Row(r"embeddings\.embed_proj", "embedding"),  # if embeddings and blocks differ in width
     Row(r"embeddings\.LayerNorm", "norm", feeds="next"),
-    # Relative positions, which every block's position projections read.
+    # Relative positions, the input of every block's position projections.
     Row(r"encoder\.rel_embeddings", "embedding"),
     Row(r"encoder\.LayerNorm", "norm", feeds="next"),
     # Content-to-content and content-to-position projections: all four belong to the attention kernel.
@@ -183,14 +183,14 @@ _CLIP = (
     *_clip_tower("text", r"text_model\."),
     Row(r"visual_projection", "head", tower="vision"),
     Row(r"text_projection", "head", tower="text"),
-    Row(r"classifier", "head"),  # of the vision tower alone
+    Row(r"classifier", "head"),  # of the vision tower only
     Row(r"logit_scale", "head"),
 )
 
 _SIGLIP = (
     *_clip_tower("vision", r"vision_model\."),
     *_clip_tower("text", r"text_model\."),
-    # The attention that pools an image's tokens into one is part of the head, not of the attention kernel.
+    # Attention pooling of an image's tokens is part of the head, not of the attention kernel.
     Row(r"vision_model\.head\..+", "head", tower="vision"),
     Row(r"text_model\.head", "head", tower="text"),
     Row(r"logit_scale|logit_bias", "head"),
@@ -260,7 +260,7 @@ ARCHITECTURES = {
 
 
 def architecture_of(model: nn.Module) -> Architecture | None:
-    """By the file that the model was built with, or by its kind; None where neither knows it."""
+    """The architecture from the model's role file, or from the table by its type; None if unknown."""
     if (read := getattr(model, "architecture", None)) is not None:
         return read
     return ARCHITECTURES.get(getattr(getattr(model, "config", None), "model_type", ""))

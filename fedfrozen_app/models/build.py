@@ -1,7 +1,7 @@
-"""Build the classifier that a configuration names: whatever its source, the same care is taken here.
+"""Build the classifier that a configuration names, from any source.
 
-Fresh weights are drawn from the given seed without touching the global generator, a model that cannot read
-the data is refused before any training starts, and its parameters get the type that was asked for.
+New weights are drawn from the given seed without changing the global generator, a model that cannot read the
+data is rejected before training starts, and the parameters are cast to the requested type.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ def build_model(
     """A classifier for `shape`, in eval mode, on the CPU; the same seed gives the same bits.
 
     `source` is a name in the registry's group `models`: "config" builds `model_type` with random weights,
-    "checkpoint" reads the local folder `path`, "hub" fetches the model named `path`, and so on. `config`
+    "checkpoint" reads the local folder `path`, "hub" downloads the model named `path`, and so on. `config`
     overrides the architecture's own settings.
     """
     spec = ModelSpec(source, shape, path, model_type, config, dtype, seed, roles, checkpointing)
@@ -61,7 +61,7 @@ def outline_model(
     roles: str | None = None,
     checkpointing: bool = False,
 ) -> nn.Module:
-    """The model that `build_model` would give, without its weights: on the meta device it takes no memory."""
+    """The model that `build_model` would return, without weights: on the meta device it takes no memory."""
     spec = ModelSpec(source, shape, path, model_type, config, dtype, 0, roles, checkpointing, weights=False)
     _check_dtype(dtype)
     build: Source = registry.find("models", source)
@@ -77,18 +77,18 @@ def _check_dtype(dtype: str) -> None:
 
 
 def _cast(model: nn.Module, dtype: str) -> None:
-    # The parameters alone: buffers such as rotary frequencies keep the precision they need.
+    # Only parameters: buffers such as rotary frequencies keep their precision.
     for parameter in model.parameters():
         parameter.data = parameter.data.to(DTYPES[dtype])
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
-    """The named parameters, detached and not copied; tied ones once, under their first name."""
+    """The named parameters, detached and not copied; tied ones only once, under their first name."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def _try_forward(model: Any, shape: InputShape) -> None:
-    """One example through the model, so that what does not fit shows now and not in training."""
+    """Run one example through the model, so that mismatches show now and not in training."""
     if shape.is_table:
         inputs = {
             "numbers": torch.zeros(1, shape.numbers),
@@ -133,7 +133,7 @@ def _check_causal(model: Any, inputs: dict[str, Tensor], name: str) -> None:
             model(input_ids=given, attention_mask=torch.ones_like(given)).logits[:, :-1]
             for given in (ids, other)
         )
-    if float((one - two).abs().max()) > 1e-6 * float(one.abs().max()):  # its own rounding is the same in both
+    if float((one - two).abs().max()) > 1e-6 * float(one.abs().max()):  # rounding is equal in both
         raise UserError(
             f"'{name}' sees a text's next tokens, and cannot learn to predict them: choose a language model"
         )

@@ -1,6 +1,6 @@
-"""Whether a transformers configuration fits the data, and the settings that the data give it.
+"""Check that a transformers configuration fits the data, and fill in settings from the data.
 
-A model that does not fit is refused here, before any training starts.
+A model that does not fit is rejected here, before training starts.
 """
 
 import difflib
@@ -14,7 +14,7 @@ from fedfrozen_app.data.table import InputShape
 
 # Accepted by every configuration without being one of its fields.
 _EXTRA_KEYS = ("num_labels", "attn_implementation")
-# What a configuration class does not declare, and its model reads all the same.
+# Settings that a model reads although its configuration class does not declare them.
 _UNDECLARED = {"deberta-v2": ("position_buckets", "share_att_key", "norm_rel_ebd", "attention_head_size")}
 
 
@@ -32,7 +32,7 @@ def check_keys(kind: type[PretrainedConfig], given: Mapping[str, Any]) -> None:
 def filled_config(
     kind: type[PretrainedConfig], given: Mapping[str, Any], shape: InputShape
 ) -> dict[str, Any]:
-    """The given settings, and from the data those that they leave open."""
+    """The given settings, with missing ones filled in from the data."""
     if shape.is_pictures:
         fill: dict[str, Any] = {"num_channels": shape.channels, "image_size": shape.image_size}
     else:
@@ -49,7 +49,7 @@ def filled_config(
                 fill[key] = None
     aliases = kind.attribute_map
     named = {aliases.get(key, key): value for key, value in given.items()}
-    if shape.is_pictures and "vision_config" in kind.sub_configs:  # one of two towers reads the pictures
+    if shape.is_pictures and "vision_config" in kind.sub_configs:  # the vision tower of two reads the images
         named["vision_config"] = {**fill, **named.get("vision_config", {})}
         fill = {}
     if shape.task != "language" and not {"id2label", "num_labels"} & set(given):
@@ -63,7 +63,7 @@ def label_names(classes: Iterable[str]) -> dict[str, Any]:
 
 
 def problem_type(task: str) -> dict[str, Any]:
-    """How transformers' pipelines turn scores into answers: one of the classes, or each for itself."""
+    """How transformers' pipelines turn scores into predictions: one class, or each class separately."""
     one = "single_label_classification" if task in ("image", "text") else None
     return {"problem_type": "multi_label_classification" if task == "multilabel" else one}
 
@@ -74,7 +74,7 @@ def _position_offset(model_type: str, pad_token_id: int) -> int:
 
 
 def check_fit(config: PretrainedConfig, shape: InputShape) -> None:
-    """Refuse what the libraries would only stumble over in training, or not at all."""
+    """Raise a `UserError` for mismatches that the libraries would detect only in training, or not at all."""
     if shape.task != "language" and config.num_labels != len(shape.classes):
         raise UserError(
             f"the model is set to {config.num_labels} classes but the data have "
@@ -83,7 +83,7 @@ def check_fit(config: PretrainedConfig, shape: InputShape) -> None:
     if shape.is_pictures:
         config = getattr(config, "vision_config", config)
         if config.model_type == "siglip_vision_model":
-            config.vision_use_head = False  # transformers' classifier would build it, and not read it
+            config.vision_use_head = False  # transformers' classifier would build it, but not use it
         check_image(config, shape)
     else:
         _check_text(config, shape)

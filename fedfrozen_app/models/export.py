@@ -1,4 +1,4 @@
-"""Write a trained model as a folder that plain transformers loads."""
+"""Export a trained model as a folder that plain transformers loads."""
 
 import copy
 from collections.abc import Sequence
@@ -16,17 +16,18 @@ from fedfrozen_app.models.split import join_fused
 
 
 def _writes_texts(model: PreTrainedModel) -> bool:
-    """By name: asked for a class, transformers' table imports all of its architectures, for five seconds."""
+    """Whether the model generates text. Compares names: looking up a class in transformers' table imports all
+    of its architectures, which takes five seconds."""
     if type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
         return True
-    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model.config), None) is type(model)  # what others registered
+    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model.config), None) is type(model)  # registered by others
 
 
 def export_model(
     model: nn.Module, folder: str | Path, classes: Sequence[str], state: dict[str, Tensor] | None = None
 ) -> None:
-    """Write `model` as a folder that transformers' `Auto...from_pretrained` loads; `state` in place of its
-    own, where that has more than the architecture."""
+    """Write `model` as a folder that transformers' `Auto...from_pretrained` loads; `state` replaces its own
+    if that has more than the architecture's parameters."""
     if not isinstance(model, PreTrainedModel):
         raise UserError(
             f"a {type(model).__name__} is no transformers model and cannot be exported as one: "
@@ -43,7 +44,7 @@ def export_model(
                 f"cannot export a model of {config.num_labels} classes with {len(classes)} class names"
             )
         config.update(label_names(classes))
-    # On the meta device, without memory of its own: it takes the tensors, and `model` stays as it is.
+    # Built on the meta device, without memory: it takes the tensors, and `model` does not change.
     with silence_transformers(), torch.device("meta"):
         plain = type(model)(config)
     plain.load_state_dict(join_fused(model.state_dict() if state is None else state), assign=True)

@@ -1,4 +1,4 @@
-"""The frozen part of a model below everything that trains: computed once for many rows, as one batch.
+"""Compute the frozen part of a model below all trained layers once for many rows, as one batch.
 
 Per-example gradients make every operation of the model small. The frozen part needs no gradient, so it can
 run on all rows at once.
@@ -19,7 +19,7 @@ from fedfrozen_app.models.task import Batch, Task
 from fedfrozen_app.vmap.blocks import outermost_lists
 from fedfrozen_app.vmap.model_modes import evaluation_mode, with_forwards
 
-PROBE = 2  # rows on which a backbone is tried out
+PROBE = 2  # rows on which a backbone is tested
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,12 @@ class FrozenBackbone:
     parts: tuple[nn.Module, ...]
     above: tuple[
         nn.Module, ...
-    ] = ()  # return the same kind of output, and are skipped when only the backbone's is wanted
+    ] = ()  # return the same kind of output, and are skipped if only the backbone's is needed
 
 
 def frozen_backbone(model: nn.Module, trained: Collection[str]) -> FrozenBackbone | None:
-    """The base model of transformers, or its encoder where the pooler trains too, or the layers before the
-    first that trains. None where there is none, or where rows of a batch influence each other (batch
-    norm)."""
+    """The base model of transformers, or its encoder if the pooler trains, too, or the layers before the
+    first trained one. None if there is none, or if rows of a batch influence each other (batch norm)."""
     prefix: str = getattr(model, "base_model_prefix", "")
     base = getattr(model, prefix, None) if prefix else None
     inside = [name for name in trained if name.startswith(f"{prefix}.")]
@@ -70,8 +69,8 @@ _known: WeakKeyDictionary[nn.Module, dict[tuple[str, ...], bool]] = WeakKeyDicti
 def can_precompute(
     backbone: FrozenBackbone, model: nn.Module, task: Task, batch: Batch, trained: Sequence[str]
 ) -> bool:
-    """Whether the backbone's output depends on nothing that trains and is all that the model reads of it.
-    Tried once with a few rows, because models may read any earlier layer."""
+    """Whether the backbone's output depends on no trained parameter, and the model reads nothing else of it.
+    Tested once with a few rows, because models may read any earlier layer."""
     known, key = _known.setdefault(model, {}), tuple(trained)
     if key not in known:
         few = Batch({name: value[:PROBE] for name, value in batch.inputs.items()}, batch.labels[:PROBE])
@@ -94,13 +93,13 @@ def _is_same_output(
         return False
     with torch.no_grad(), returning(backbone.parts, given[-1]):
         again = task.logits({}, batch)
-    # NaN equals NaN: a private row that overflows must not change what happens to others.
+    # NaN equals NaN: a private row that overflows must not affect others.
     return torch.allclose(expected, again, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 @torch.no_grad()
 def backbone_output(backbone: FrozenBackbone, task: Task, batch: Batch) -> Any:
-    """The backbone's output for these rows, with the model as it is loaded."""
+    """The backbone's output for these rows, with the loaded model."""
     with _recorded_outputs(backbone.parts[-1]) as given, _returning_last(backbone.above, given):
         task.logits({}, batch)
     return given[-1]
@@ -108,7 +107,7 @@ def backbone_output(backbone: FrozenBackbone, task: Task, batch: Batch) -> Any:
 
 @contextmanager
 def _recorded_outputs(module: nn.Module) -> Iterator[list[Any]]:
-    """The module's outputs within the block, one after another."""
+    """Record the module's outputs within the block, in order."""
     given: list[Any] = []
     hook = module.register_forward_hook(lambda module, inputs, output: given.append(output))
     try:

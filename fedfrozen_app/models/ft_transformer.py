@@ -1,9 +1,8 @@
-"""FT-Transformer (Gorishniy et al. 2021, arXiv 2106.11959): a token for each column of a table, and one that
-reads them.
+"""FT-Transformer (Gorishniy et al. 2021, arXiv 2106.11959): a token per column, and a class token.
 
-A number's token is the number times a vector of its column, plus another; a category's token is its level's
-vector. The blocks are transformers' pre-norm blocks of ViT, whose MLP has one activation (GELU) where the
-paper's has a gate.
+A number's token is the number times its column's weight vector, plus a bias vector; a category's token is its
+level's embedding. The blocks are transformers' pre-norm blocks of ViT, whose MLP has one activation (GELU)
+where the paper's has a gate.
 """
 
 from typing import Any, ClassVar

@@ -1,8 +1,7 @@
-"""Models of our own that are not Transformers, called like a transformers image classifier.
+"""Built-in models other than Transformers, called like a transformers image classifier.
 
-Logistic regression is the floor that a Transformer should beat. The convolutional networks are those of
-CIFAR-10 benchmarks that others publish, to stand beside them. `model.config.dropout=false` trains without
-dropout.
+Logistic regression is the baseline that a Transformer should beat. The convolutional networks are those of
+published CIFAR-10 benchmarks, for comparison. `model.config.dropout=false` trains without dropout.
 """
 
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ class PixelConfig:
 
 
 class Output(NamedTuple):
-    """As transformers' outputs are read, at a fraction of what one of them costs to make."""
+    """A model output with transformers' attributes, at a fraction of the cost of creating one."""
 
     logits: Tensor
 
@@ -46,8 +45,8 @@ class LinearClassifier(nn.Module):
 
 
 class SimpleCnn(nn.Module):
-    """That of pfl-research: convolutions of 3x3 to 32 and 64 channels, a 2x2 maximum, dropout ¼, 128 hidden
-    units, dropout ½."""
+    """The CNN of pfl-research: convolutions of 3x3 to 32 and 64 channels, a 2x2 maximum, dropout ¼, 128
+    hidden units, dropout ½."""
 
     def __init__(self, config: PixelConfig) -> None:
         super().__init__()
@@ -70,8 +69,8 @@ class SimpleCnn(nn.Module):
 
 
 class LeNet(nn.Module):
-    """That of NIID-Bench and of Flower's baseline of it: convolutions of 5x5 to 6 and 16 channels, each with
-    a 2x2 maximum, 120 and 84 hidden units."""
+    """The CNN of NIID-Bench and of Flower's baseline of it: convolutions of 5x5 to 6 and 16 channels, each
+    with a 2x2 maximum, 120 and 84 hidden units."""
 
     def __init__(self, config: PixelConfig) -> None:
         super().__init__()
@@ -91,7 +90,7 @@ class LeNet(nn.Module):
 
 
 class ModerateCnn(nn.Module):
-    """That of NVFLARE's CIFAR-10 examples: three pairs of 3x3 convolutions, each with a 2x2 maximum, twice
+    """The CNN of NVFLARE's CIFAR-10 examples: three pairs of 3x3 convolutions, each with a 2x2 maximum, twice
     512 hidden units; dropout of whole channels after the second pair, and of units around the hidden ones."""
 
     def __init__(self, config: PixelConfig) -> None:
@@ -144,7 +143,7 @@ def _with_dropout(name: str, spec: ModelSpec, smallest: int = 1) -> PixelConfig:
 
 
 def _sizes(name: str, spec: ModelSpec, *settings: str, smallest: int = 1) -> PixelConfig:
-    """Read from the data: these models have no sizes of their own to set."""
+    """Sizes from the data: these models have no size settings."""
     shape = spec.shape
     if shape.over_pixels:
         raise UserError(

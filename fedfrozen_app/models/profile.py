@@ -1,9 +1,9 @@
-"""How much attention each layer pays to the tokens that matter: formula (1) of SAFL, arXiv 2504.11793.
+"""Attention of each layer to a set of relevant tokens: formula (1) of SAFL, arXiv 2504.11793.
 
     A_l = Σ_h Σ_i Σ_j α^l_{h,i,j} · I(t_j ∈ T)        α: attention from token i to token j in head h
 
 normalised to lie between 0 and 1: padding is left out, and each example's sum is divided by its heads times
-its real queries, so that long and short texts count alike.
+its real queries, so that long and short texts have equal weight.
 
 A set T of all tokens carries no information: every row of a softmax sums to 1, so every layer would score the
 same.
@@ -30,7 +30,7 @@ Tokens = str | Sequence[int]
 
 
 def check_tokens(tokens: Tokens, *, causal: bool) -> None:
-    """Refuse the sets that cannot distinguish layers."""
+    """Raise a `UserError` for token sets that cannot distinguish layers."""
     if not isinstance(tokens, str):
         if not isinstance(tokens, Sequence) or not all(type(token) is int for token in tokens):
             raise UserError(
@@ -58,7 +58,7 @@ def check_tokens(tokens: Tokens, *, causal: bool) -> None:
 
 
 def layer_scores(model: nn.Module, batch: Batch, tokens: Tokens) -> Tensor:
-    """(examples, layers): each example's A_l, between 0 and 1, for the model as it is loaded now."""
+    """(examples, layers): each example's A_l, between 0 and 1, for the loaded model."""
     return head_scores(model, batch, tokens).mean(dim=2)
 
 
@@ -66,13 +66,13 @@ def layer_scores(model: nn.Module, batch: Batch, tokens: Tokens) -> Tensor:
 def head_scores(model: nn.Module, batch: Batch, tokens: Tokens, *, private: bool = False) -> Tensor:
     """(examples, layers, heads): the same before the mean over heads.
 
-    Fused attention returns no weights, so this runs the eager path, in eval mode. With `private` nothing is
-    refused because of the batch's content: the server sees whether a client succeeded.
+    Fused attention returns no weights, so this runs eager attention, in eval mode. With `private`, no error
+    depends on the batch's content: the server sees whether a client succeeded.
     """
     found: list[Tensor] = []
     whole = True  # whether T has covered every real token so far
     with evaluation_mode(model), attention_by(model, "eager"):
-        rows = len(next(iter(batch.inputs.values())))  # of a long text each chunk
+        rows = len(next(iter(batch.inputs.values())))  # chunks of long texts are rows
         for start in range(0, rows, CHUNK):
             part = slice(start, start + CHUNK)
             inputs = {key: value[part] for key, value in batch.inputs.items()}
@@ -97,7 +97,7 @@ def head_scores(model: nn.Module, batch: Batch, tokens: Tokens, *, private: bool
 
 
 def relevant(tokens: Tokens, input_ids: Tensor | None, labels: Tensor, real: Tensor) -> Tensor:
-    """Which tokens are in T, as (examples, tokens) of bool."""
+    """The mask of the tokens in T, (examples, tokens) of bool."""
     first = torch.zeros_like(real)
     first[torch.arange(len(real)), real.int().argmax(dim=1)] = True
     if tokens == "cls":

@@ -1,7 +1,7 @@
-"""What makes a model's inputs of pictures and texts, as files that transformers' `Auto...` classes read.
+"""Export a run's preprocessing of images and texts as files that transformers' `Auto...` classes read.
 
-They do what the run did to its rows. What was written is loaded again and compared: a folder that reads its
-inputs in another way would give wrong answers without an error.
+The written files are loaded again and compared with the run's own preprocessing: a folder that reads its
+inputs differently would silently give wrong predictions.
 """
 
 import copy
@@ -24,7 +24,7 @@ from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import format_error
 from fedfrozen_app.models.silence_transformers import silence_transformers
 
-BICUBIC = 3  # Pillow's number
+BICUBIC = 3  # Pillow's constant
 PROBES = (
     "A patient of 54 years.",
     "Größe: 1,75 m – naïve café, 東京 𝄞",
@@ -66,7 +66,7 @@ def write_pictures(pictures: Pictures, folder: Path) -> None:
 
 
 def check_pictures(pictures: Pictures, folder: Path) -> None:
-    """Whether what was written gives the pixels that the run trained on."""
+    """Raise a `UserError` unless the written file gives the pixels that the run trained on."""
     generator = torch.Generator().manual_seed(0)
     shape = (4, pictures.channels, pictures.size, pictures.size)
     pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
@@ -87,15 +87,15 @@ def check_pictures(pictures: Pictures, folder: Path) -> None:
 
 
 def write_tokenizer(texts: Texts, folder: Path, rows: Iterable[Sequence[int]] = ()) -> None:
-    """The tokenizer's files. `rows`: token ids of some of the run's rows, to compare by."""
+    """The tokenizer's files. `rows`: token ids of some of the run's rows, for comparison."""
     plain_tokenizer(texts).save_pretrained(folder)
     check_tokenizer(texts, folder, rows)
 
 
 def plain_tokenizer(texts: Texts) -> PreTrainedTokenizerBase:
-    """One that gives the run's token ids by a plain call, for a language model those of a prompt."""
+    """A tokenizer that returns the run's token ids when called; for a language model, those of a prompt."""
     tokenizer = copy.deepcopy(texts.tokenizer)
-    # A prompt is cut and padded in front of it, because what is written comes after it.
+    # A prompt is truncated and padded on the left, because generated text follows it.
     side = "left" if texts.kind == "language" else "right"
     settings: dict[str, Any] = {
         "model_max_length": texts.max_tokens,
@@ -108,7 +108,7 @@ def plain_tokenizer(texts: Texts) -> PreTrainedTokenizerBase:
     tokenizer.init_kwargs |= settings
     if tokenizer.is_fast:
         backend: Any = tokenizer.backend_tokenizer
-        backend.no_truncation()  # what the last call has set
+        backend.no_truncation()  # the last call has set it
         backend.no_padding()
         if texts.kind == "language":
             first, number = tokenizer.bos_token, tokenizer.bos_token_id
@@ -120,7 +120,7 @@ def plain_tokenizer(texts: Texts) -> PreTrainedTokenizerBase:
 
 
 def check_tokenizer(texts: Texts, folder: Path, rows: Iterable[Sequence[int]] = ()) -> None:
-    """Whether what was written gives the run's token ids."""
+    """Raise a `UserError` unless the written tokenizer gives the run's token ids."""
     try:
         with silence_transformers():
             written = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -150,8 +150,8 @@ def _unlike(why: str) -> UserError:
 
 
 def write_generation(model: Any, texts: Texts, folder: Path) -> None:
-    """generation_config.json: which token begins, ends and pads, and how long a text may become. The model's
-    own, where it was read from a checkpoint, with what it leaves open."""
+    """generation_config.json: the start, end and padding tokens, and the maximum length. Starts from a
+    checkpoint's own file, if any."""
     tokenizer, config = texts.tokenizer, copy.deepcopy(model.generation_config or GenerationConfig())
     known = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     if tokenizer.eos_token_id not in known:
@@ -160,5 +160,5 @@ def write_generation(model: Any, texts: Texts, folder: Path) -> None:
     if config.do_sample is None:
         config.do_sample = False  # as in the run's samples.json; a pipeline would draw
     if config.max_new_tokens is None and not model.name_or_path:
-        config.max_length = texts.max_tokens  # a model from scratch knows no places beyond
+        config.max_length = texts.max_tokens  # a model from scratch has no positions beyond
     config.save_pretrained(folder)

@@ -1,7 +1,7 @@
-"""A role table in a few lines of YAML (`model.roles`), for an architecture that the built-in one lacks.
+"""A role table in a few lines of YAML (`model.roles`), for an architecture that is not in the built-in table.
 
     prefix: model                # optional: the name of the headless model inside the whole
-    causal: true                 # optional: whether a token sees only what came before it
+    causal: true                 # optional: whether a token attends only to earlier tokens
     roles:
       embed_tokens: embedding
       layers.{layer}.attn.q: query
@@ -10,8 +10,8 @@
       lm_head: head
 
 A pattern is a parameter's name without the prefix and without `.weight` or `.bias`. `{layer}` stands for the
-number of a block, and `*` for any part of a name between two dots. `feeds` names which block's queries and
-keys read a norm: its `own`, or the `next` one's.
+number of a block, and `*` for any part of a name between two dots. `feeds` is the block whose queries and
+keys read a norm: its `own`, or the `next` one.
 """
 
 import logging
@@ -33,7 +33,7 @@ WORDS = {"role": KINDS, "feeds": ("own", "next"), "tower": ("vision", "text")}
 
 
 def read_roles(file: str | Path) -> Architecture:
-    """A `UserError` where it is no such table."""
+    """Parse a role file; `UserError` if it is invalid."""
     try:
         found = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -1,9 +1,9 @@
-"""What every parameter is for: its role.
+"""Assign every parameter its role.
 
-Strategies speak of roles ("freeze the queries and keys"), never of parameter names. That holds only if every
-parameter has exactly one role, so a name that the architecture's table (architectures.py) does not have is
-refused, not guessed. A module may also name the roles of its parameters itself, by a method or an attribute
-``roles``: by name a `Role`, or plainly "mlp", or ("mlp", 3) for a parameter of the fourth layer.
+Strategies use roles ("freeze the queries and keys"), never parameter names. That works only if every
+parameter has exactly one role, so a name that is not in the architecture's table (architectures.py) is an
+error, not a guess. A module may also define its parameters' roles by a method or an attribute ``roles``: by
+name a `Role`, or plainly "mlp", or ("mlp", 3) for a parameter of the fourth layer.
 """
 
 import re
@@ -77,7 +77,7 @@ def _nameless(architecture: Architecture, what: str, names: list[str]) -> str:
 
 
 def _own_roles(what: str, names: Collection[str], own: Mapping[str, Any]) -> dict[str, Role]:
-    """The roles that a module names itself: of every parameter, and none that strategies do not know."""
+    """The roles that a module defines itself, checked: one known role for every parameter."""
     found = {}
     for name in names:
         if name not in own:
@@ -99,7 +99,7 @@ def _short(architecture: Architecture, name: str) -> str:
 
 
 def _match(architecture: Architecture, what: str, name: str) -> tuple[Row, int | None] | None:
-    """The one row for this name, and the number of its block; None where there is no row."""
+    """The row for this name, and the number of its block; None if there is no row."""
     short = _short(architecture, name)
     matches = [(row, m) for row in architecture.rows if (m := re.fullmatch(row.pattern, short))]
     if not matches:
@@ -146,13 +146,13 @@ def _refuse_statistics(what: str, model: nn.Module) -> None:
 
 
 def is_causal(model: nn.Module) -> bool:
-    """Whether a token sees only what came before it."""
+    """Whether a token attends only to earlier tokens."""
     found = architecture_of(model)
     return found is not None and found.causal
 
 
 def head_of(model: nn.Module, roles: Mapping[str, Role]) -> nn.Module | None:
-    """The module that turns a row's representation into its scores; None where the model has none."""
+    """The module that maps a row's representation to its scores; None if the model has none."""
     heads = [name for name, role in roles.items() if role.kind == "head"]
     return model.get_submodule(heads[-1].rpartition(".")[0]) if heads else None
 

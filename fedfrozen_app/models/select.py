@@ -1,12 +1,12 @@
-"""Which parameters a few words name, by role and layer, for settings of what trains or stays.
+"""Select parameters by role and layer, with words in settings such as `strategy.private`.
 
 all                              every parameter
 head, value, ...                 every parameter of that role
 kernel                           queries and keys, with their biases
 attention_norm                   the norms whose output the kernel reads
-adapter                          every adapter, whatever it adapts
-stem, top                        what stands before the layers (embeddings), and behind them (the head)
-layer.0, layer.-1                a whole layer; below 0 from the last one
+adapter                          all adapters
+stem, top                        parameters before the layers (embeddings), and after them (the head)
+layer.0, layer.-1                a whole layer; negative numbers count from the last one
 query.0                          that role in one layer
 """
 
@@ -27,9 +27,9 @@ WORDS: dict[str, Callable[[Role], bool]] = {
 
 
 def selected(words: Iterable[str], roles: Mapping[str, Role], key: str, *, strict: bool = True) -> list[str]:
-    """The names that any of the words names, in the model's order; `key` is the setting that has them.
+    """The parameter names that match any of the words, in the model's order; `key` is the words' setting.
 
-    A word that names nothing in this model is a `UserError`, unless that is no matter (`strict`).
+    A word that matches nothing in this model is a `UserError` if `strict`.
     """
     found: set[str] = set()
     for word in words:

@@ -1,4 +1,4 @@
-"""Transformers' own notes and progress bars, held back."""
+"""Suppress transformers' messages and progress bars."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from transformers.utils import logging as transformers_logging
 
 @contextlib.contextmanager
 def silence_transformers(*, progress: bool = False) -> Iterator[None]:
-    """Hold back transformers' own notes, and its progress bars unless something is downloaded."""
+    """Suppress transformers' messages, and its progress bars unless `progress`."""
     level = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()

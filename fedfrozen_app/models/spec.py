@@ -1,4 +1,4 @@
-"""What is asked of whatever builds a model: a built-in source, or one that an installed package brings."""
+"""The input of model sources: of built-in ones, or of those from installed packages."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ PRETRAINED = ("checkpoint", "hub")  # sources whose weights others can load by `
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The settings of `model`, and what the data look like."""
+    """The settings of `model`, and the shape of the data."""
 
     source: str  # the name in the registry
     shape: InputShape
@@ -23,10 +23,10 @@ class ModelSpec:
     dtype: str = "float32"
     seed: int = 0
     roles: str | None = None  # a file with the role table of the model
-    checkpointing: bool = False  # whether activations are computed again when gradients need them
-    weights: bool = True  # False: sizes alone matter, so nothing need be read or downloaded
+    checkpointing: bool = False  # whether activations are recomputed for gradients
+    weights: bool = True  # False: only sizes matter, so no weights need be read or downloaded
 
 
-# A source gives a classifier. Called with `pixel_values`, or with `input_ids` and `attention_mask`, this
-# answers with `logits`. Torch is seeded before the source is called, and the parameters are cast afterwards.
+# A source returns a classifier that maps `pixel_values`, or `input_ids` and `attention_mask`, to `logits`.
+# Torch is seeded before the source is called, and the parameters are cast afterwards.
 Source = Callable[[ModelSpec], nn.Module]

@@ -1,8 +1,8 @@
 """Split projections that hold query, key and value in one tensor, so that each can be frozen.
 
 Only the attention kernel may be frozen, never the value; in one tensor they could not be
-separated. The split model computes what the fused one did; `join_fused` gives the original tensors
-back for export. To support another architecture, add a row to ``FUSED``.
+separated. The split model computes the same as the fused one; `join_fused` restores the original tensors for
+export. To support another architecture, add a row to ``FUSED``.
 """
 
 import re
@@ -19,7 +19,7 @@ PARTS = ("query", "key", "value")
 
 @dataclass(frozen=True)
 class Fused:
-    """The fused modules of one architecture: equal thirds, one after another, in `PARTS`' order.
+    """The fused modules of one architecture: consecutive equal thirds in `PARTS`' order.
 
     `module` matches their full names. `axis` is the weight's output axis: 1 in a transformers
     Conv1D, whose weight is (in, out), and 0 in an nn.Linear, whose weight is (out, in).
@@ -36,7 +36,7 @@ FUSED = {
 
 
 class SplitProjection(nn.Module):
-    """Three projections in place of a fused one, giving back what the fused one gave."""
+    """Three projections in place of a fused one, with the same output."""
 
     def __init__(self, fused: Conv1D | nn.Linear, axis: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class SplitProjection(nn.Module):
         self.requires_grad_(fused.weight.requires_grad)
 
     def forward(self, x: Tensor) -> Tensor:
-        # x (..., in) -> (..., 3 out): three products, so that a frozen one costs no weight gradient
+        # x (..., in) -> (..., 3 out): three products, so that frozen ones need no weight gradient
         return torch.cat([getattr(self, part)(x) for part in PARTS], dim=-1)
 
 
@@ -77,7 +77,7 @@ def split_fused(model: nn.Module) -> None:
 
 
 def join_fused(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Give the split tensors of `state` their original names and form; leave all others alone."""
+    """Restore the original names and shapes of split tensors in `state`; leave others unchanged."""
     joined: dict[str, Tensor] = {}
     for name, tensor in state.items():
         found = _split_name(name)
@@ -95,7 +95,7 @@ def join_fused(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def fused_part(path: str) -> tuple[str, str] | None:
-    """The fused projection that the one with this path is a part of, and which."""
+    """The fused projection to which this path's projection belongs, and which part it is."""
     found = _split_name(f"{path}.weight")
     return None if found is None else (found[0], path.rpartition(".")[2])
 

@@ -1,7 +1,7 @@
-"""Models of the rows of a table: linear, and a multilayer perceptron.
+"""Models for table rows: linear, and a multilayer perceptron.
 
-Both read a row's numbers and its categories, each category as 0 and 1 for its levels but the first (the
-reference). One linear layer is logistic, linear or Cox regression, by the kind of target.
+Both read a row's numbers and its categories, one-hot encoded without the first level (the reference). One
+linear layer is logistic, linear or Cox regression, by the kind of target.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class TableConfig:
     hidden_size: int = 64
     num_hidden_layers: int = 2
     dropout: float = 0.0
-    reference: bool = False  # whether the first class has the logit 0, and no weights
+    reference: bool = False  # whether the first class has logit 0 and no weights
 
     @property
     def inputs(self) -> int:
@@ -39,7 +39,7 @@ class TableConfig:
 
 
 class TableInputs(nn.Module):
-    """(batch, numbers) and (batch, columns) of level numbers as one row of numbers."""
+    """(batch, numbers) and (batch, columns) of level indices -> one numeric row each."""
 
     def __init__(self, config: TableConfig) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class TableInputs(nn.Module):
 
 
 class TableLinear(nn.Module):
-    """One layer. With a reference class, of two classes it is logistic regression with one logit."""
+    """One linear layer. With a reference class and two classes it is logistic regression with one logit."""
 
     def __init__(self, config: TableConfig) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class TableMlp(nn.Module):
 
 
 def linear(spec: ModelSpec) -> nn.Module:
-    """One linear layer: on a table's row, or on a picture's pixels."""
+    """One linear layer: on a table row, or on an image's pixels."""
     if not spec.shape.is_table:
         return linear_on_pixels(spec)
     reference = spec.config.get("reference", False)
@@ -110,7 +110,7 @@ def mlp(spec: ModelSpec) -> TableMlp:
 
 
 def table_sizes(name: str, spec: ModelSpec, *known: str) -> tuple[int, tuple[int, ...], int, bool]:
-    """(numbers, levels, outputs, whether there is an intercept), by the data."""
+    """(numbers, levels, outputs, whether there is an intercept), from the data."""
     shape = spec.shape
     if not shape.is_table:
         raise UserError(f"the {name} model reads the rows of a table: choose dataset=table, or another model")

@@ -21,8 +21,8 @@ from fedfrozen_app.vmap.model_modes import evaluation_mode
 
 Parameters = Mapping[str, Tensor]
 Inputs = dict[str, Tensor]
-PIXELS = 2**23  # that a GPU evaluates at once
-SCORES = 2**26  # of tokens by vocabulary, that are evaluated at once
+PIXELS = 2**23  # evaluated at once on a GPU
+SCORES = 2**26  # tokens times vocabulary, evaluated at once
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Batch:
     # predict (batch, tokens), time and event (batch, 2), or each pixel's class (batch, height, width)
     labels: Tensor
     class_weights: Tensor | None = None  # (classes,)
-    mask: Tensor | None = None  # (batch,) 1 for an example, 0 for padding; None: all are examples
+    mask: Tensor | None = None  # (batch,) 1 for an example, 0 for padding; None: no padding
 
 
 _shares: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def call_model(model: nn.Module, parameters: Parameters, inputs: Inputs) -> Tensor:
-    """The logits of the model with these parameters in place of its own; those not named stay as they are.
+    """The logits of the model with these parameters in place of its own; others are unchanged.
 
-    Whether parameters are tied is looked up once: torch would do so in every call."""
+    Checks for tied parameters once, where torch would in every call."""
     if model not in _shares:
         own = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         _shares[model] = len({id(array) for _, array in own}) < len(own)
@@ -67,8 +67,8 @@ class Normalisation:
 class Task:
     """One model and what it predicts (`target`): a class, tags, the next token, a number, a survival time.
 
-    `call` runs the model with given parameters. By default, `loaded` are the model's own: with these nothing
-    is swapped. Any others replace those they name for the length of the call.
+    `call` runs the model with given parameters. `loaded` are by default the model's own, which need no swap.
+    Others replace the model's for the duration of the call.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Task:
         self.model, self.kind, self.classes = model, kind, classes
         self.target = target_of(kind, settings)
         first = next(model.parameters())
-        # A frozen base may be coarser than what trains beside it.
+        # A frozen base may have lower precision than the trained parameters.
         self.device = first.device
         self.dtype = reduce(torch.promote_types, {value.dtype for value in model.parameters()})
         coarse = self.target.exact_scores and self.dtype is torch.bfloat16
@@ -100,7 +100,7 @@ class Task:
 
     @property
     def headline(self) -> str:
-        """The metric that rounds are compared by; a row may have others beside it."""
+        """The metric by which rounds are compared; a row may have others."""
         return self.target.headline
 
     def _call(self, parameters: Parameters, inputs: Inputs) -> Tensor:
@@ -109,8 +109,8 @@ class Task:
         return call_model(self.model, parameters, inputs)
 
     def prepare(self, inputs: Inputs) -> Inputs:
-        """Images are kept as bytes and normalised here, on the device; a text's chunks become rows; a
-        table's numbers have the model's precision."""
+        """Prepare inputs on the device: normalise images, which are stored as bytes; turn a text's chunks
+        into rows; cast a table's numbers to the model's precision."""
         if "numbers" in inputs:
             return {**inputs, "numbers": inputs["numbers"].to(self.dtype)}
         if "pixel_values" not in inputs:
@@ -119,7 +119,7 @@ class Task:
         return {**inputs, "pixel_values": self._normalise(inputs["pixel_values"].to(self.dtype))}
 
     def loss(self, parameters: Parameters, batch: Batch) -> Tensor:
-        """The batch's mean for the model with these parameters; those not named are as they are loaded."""
+        """The batch's mean loss for the model with these parameters; others are the loaded ones."""
         return self.loss_of(self.logits(parameters, batch), batch)
 
     def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
@@ -128,7 +128,7 @@ class Task:
         return chunks_together(found, batch.inputs) if "input_ids" in batch.inputs else found
 
     def output_without_batch(self, parameters: Parameters, **flags: bool) -> Tensor:
-        """The model's output for flags alone, without any row, where it has such an output."""
+        """The model's output for flags without any row, if it has such an output."""
         with self._autocast():
             return self.call(parameters, flags).to(self.dtype)  # type: ignore[arg-type]
 
@@ -138,7 +138,7 @@ class Task:
         return self.output_without_batch(parameters, **asked)
 
     def features(self, parameters: Parameters, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(logits, what the head read to give them): a row's representation."""
+        """(logits, the head's input): a row's representation."""
         if self._head is None:
             raise UserError("This model has no head of its own, and so no representation before it.")
         read: list[Tensor] = []
@@ -153,14 +153,14 @@ class Task:
         return self.target.batch_loss(logits, batch.labels, batch.class_weights, batch.mask)
 
     def losses_of(self, table: Table) -> Tensor:
-        """(examples,) of the model as it is loaded now, to be differentiated."""
+        """(examples,): losses of the loaded model, differentiable."""
         with self._autocast():
             logits = self.model(**self.prepare(table.inputs)).logits
         logits = chunks_together(logits, table.inputs)
         return self.losses(logits.to(self._scores), table.labels)
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """(examples,): each example's own loss, whatever else is in the batch."""
+        """(examples,): each example's loss, independent of the rest of the batch."""
         return self.target.losses(logits, labels)
 
     def with_call(self, call: Callable[[Parameters, Inputs], Tensor]) -> "Task":
@@ -182,7 +182,7 @@ class Task:
         return twin, found
 
     def evaluate(self, table: Table) -> dict[str, float]:
-        """Mean loss and metrics of the model as it is loaded now; of a language model over tokens."""
+        """Mean loss and metrics of the loaded model; for a language model over tokens."""
         loss, predicted = self.predict(table, self.rows_at_once(table))
         found = {"loss": loss, **self.target.measure(predicted, table.labels, self.classes)}
         return found | self.target.of_loss(loss)
@@ -192,8 +192,9 @@ class Task:
         return self.target.predictions(logits)
 
     def rows_at_once(self, table: Table) -> int:
-        """On a GPU small images are evaluated by the thousand: a batch costs its launches, not its rows."""
-        if self.target.over_tokens and not self.classes:  # a score for each token of the vocabulary
+        """The batch size of evaluation. On a GPU small images are evaluated by the thousand: the cost is in
+        launches, not rows."""
+        if self.target.over_tokens and not self.classes:  # one score per token of the vocabulary
             config: Any = self.model.config
             return min(512, max(1, SCORES // (table.labels.shape[1] * config.vocab_size)))
         pixels = table.inputs.get("pixel_values")
@@ -208,7 +209,7 @@ class Task:
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         count = torch.zeros_like(loss)
         predicted: list[Tensor] = []
-        compared: list[Tensor] = []  # logits of rows whose losses depend on one another
+        compared: list[Tensor] = []  # logits of rows whose losses depend on each other
         with evaluation_mode(self.model):
             for start in range(0, len(table), batch_size):
                 part = slice(start, start + batch_size)
@@ -236,12 +237,12 @@ class Task:
 
     @torch.inference_mode()
     def probabilities(self, table: Table, batch_size: int = 512) -> Tensor:
-        """(rows, classes), or (rows, tokens, classes): of the model as it is loaded now, on the host."""
+        """(rows, classes), or (rows, tokens, classes): of the loaded model, on the host."""
         return torch.cat([self.target.probabilities(each).cpu() for each in self._batches(table, batch_size)])
 
     @torch.inference_mode()
     def all_logits(self, table: Table, batch_size: int = 512) -> Tensor:
-        """The same before they become probabilities."""
+        """The logits of the same rows."""
         return torch.cat([each.cpu() for each in self._batches(table, batch_size)])
 
     def _batches(self, table: Table, batch_size: int) -> Iterator[Tensor]:

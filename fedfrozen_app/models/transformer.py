@@ -1,6 +1,6 @@
 """Models of the transformers library: built from settings, a local checkpoint or the hub.
 
-One log line lists the weights that are fresh.
+One log line lists newly initialised weights.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _AUTO = {
     "tokens": (AutoModelForTokenClassification, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING),
     "language": (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING),
 }
-# Roles are tabled for them, but they are not transformers' own.
+# Types with a role table that are not part of transformers.
 _NO_CLASSIFIER = (
     "linear",
     "simple_cnn",
@@ -55,7 +55,7 @@ _NO_CLASSIFIER = (
     "unet",
     "vit_segmenter",
 )
-# What transformers and torch raise for a configuration they cannot build or run.
+# Exceptions of transformers and torch for a configuration that they cannot build or run.
 _BAD_CONFIG = (
     ValueError,
     TypeError,
@@ -111,7 +111,7 @@ def _pretrained(path: str, spec: ModelSpec, *, hub: bool) -> PreTrainedModel:
         config.architectures = []
     if not shape.is_pictures:
         padded = config.pad_token_id is not None and config.pad_token_id >= 0
-        # What a language model is padded with is masked out, and it may be any token.
+        # Padding of a language model is masked out, so any token will do.
         if shape.task == "language" or not padded:
             config.pad_token_id = shape.pad_token_id
     check_fit(config, shape)
@@ -123,7 +123,7 @@ def _pretrained(path: str, spec: ModelSpec, *, hub: bool) -> PreTrainedModel:
         model, info = auto.from_pretrained(
             path,
             config=config,
-            dtype="auto",  # as stored: the cast to the requested type comes last
+            dtype="auto",  # as stored: cast to the requested type later
             ignore_mismatched_sizes=True,
             use_safetensors=True,
             output_loading_info=True,
@@ -136,10 +136,10 @@ def _pretrained(path: str, spec: ModelSpec, *, hub: bool) -> PreTrainedModel:
 
 
 def _ready(model: PreTrainedModel, spec: ModelSpec) -> PreTrainedModel:
-    """As training reads it."""
+    """Prepare the model for training."""
     split_fused(model)
     if hasattr(model.config, "use_cache"):
-        model.config.use_cache = False  # a cache of keys and values serves generation, not training
+        model.config.use_cache = False  # a key-value cache is for generation, not training
     if spec.roles is not None:
         use_roles(model, read_roles(spec.roles))
     if spec.checkpointing:
@@ -166,7 +166,7 @@ def _checkpoint_folder(path: str | None) -> str:
 
 def _known_type(model_type: str | None, spec: ModelSpec) -> str:
     if model_type is not None and spec.roles is not None and model_type in CONFIG_MAPPING:
-        return model_type  # its roles come from a file
+        return model_type  # its roles are in a file
     known = [name for name in ARCHITECTURES if name not in _NO_CLASSIFIER]
     if model_type is None or model_type not in known:
         raise UserError(
@@ -204,7 +204,7 @@ def _auto_class(kind: type[PretrainedConfig], spec: ModelSpec) -> Any:
 
 
 def _report_fresh(model: PreTrainedModel, path: str, fresh: Iterable[str]) -> None:
-    """Log which weights the checkpoint did not have; only a head's may be missing."""
+    """Log the weights that the checkpoint lacks; only a head's may be missing."""
     names = sorted(fresh)
     roles = roles_of(model)
     lacking = [name for name in names if name not in roles or roles[name].kind != "head"]

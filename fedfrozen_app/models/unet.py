@@ -1,7 +1,7 @@
-"""A 2D U-Net (Ronneberger et al. 2015, arXiv 1505.04597) with group norm: a class for each pixel.
+"""A 2D U-Net (Ronneberger et al. 2015, arXiv 1505.04597) with group norm: one class per pixel.
 
-Batch norm would keep running statistics of every site's pictures, and make an example's gradient depend on
-the batch; group norm (Wu and He 2018, arXiv 1803.08494) does neither.
+Batch norm would keep running statistics of every site's images, and make an example's gradient depend on the
+batch; group norm (Wu and He 2018, arXiv 1803.08494) does neither.
 """
 
 from dataclasses import dataclass
@@ -26,12 +26,12 @@ class UnetConfig:
     channels: int
     image_size: int
     num_labels: int
-    width: int = 16  # channels of the first level; each level doubles them
-    levels: int = 4  # of resolution; each halves the side
+    width: int = 16  # channels of the first level; doubled at each further level
+    levels: int = 4  # resolution levels; each halves the side
 
 
 class Pair(nn.Module):
-    """Two convolutions of 3x3, each with group norm and ReLU. The norm would take most of a bias away."""
+    """Two convolutions of 3x3, each with group norm and ReLU. No bias: the norm would cancel most of it."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Pair(nn.Module):
 
 
 class Up(Pair):
-    """Twice the side, with the channels of that level's way down beside it."""
+    """Doubles the side, and concatenates the skip connection of that level."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__(2 * after, after)
@@ -78,7 +78,7 @@ class Unet(nn.Module):
 
 
 class GroupNorm(nn.GroupNorm):
-    """The same by a layer norm of each group: torch's own has no rule for `vmap`."""
+    """Group norm as a layer norm of each group: torch's own has no `vmap` rule."""
 
     def forward(self, features: Tensor) -> Tensor:
         groups = features.unflatten(1, (self.num_groups, -1)).flatten(2)  # (batch, groups, values)

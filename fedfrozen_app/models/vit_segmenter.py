@@ -1,7 +1,7 @@
-"""A segmenter with a ViT as encoder: its patches' tokens become a picture again, step by step.
+"""A segmenter with a ViT encoder, whose patch tokens are upsampled to an image in steps.
 
 Each step doubles the side with a convolution (SETR's progressive upsampling, Zheng et al. 2021,
-arXiv 2012.15840); what a convolution sees in the picture itself joins before the last one, as in UNETR
+arXiv 2012.15840); features of a convolution on the input image are added before the last step, as in UNETR
 (Hatamizadeh et al. 2022, arXiv 2103.10504), so that borders finer than a patch can be drawn.
 """
 
@@ -34,7 +34,7 @@ class VitSegmenterConfig(ViTConfig):
 
 
 class Rise(nn.Module):
-    """Twice the side: a convolution of 3x3 with group norm and ReLU."""
+    """Doubles the side: a 3x3 convolution with group norm and ReLU."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """The seam between a configuration and the model that a run trains.
 
 A plain model is built from the configuration, and all its parameters may be exchanged. A model with prompts
-or adapters has a subclass of `Wrapper` that overrides what differs. Training, evaluation, planning and export
-ask the wrapper, so that they know no method by name.
+or adapters has a subclass of `Wrapper`. Training, evaluation, planning and export call the wrapper, so that
+they are independent of methods.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +26,10 @@ from fedfrozen_app.models.export import export_model
 
 @dataclass
 class Wrapper:
-    """A plain model. Two runs may share a model only where their wrappers are equal: settings are fields."""
+    """The wrapper of a plain model. Runs share a model only if their wrappers are equal."""
 
-    reusable: ClassVar[bool] = True  # whether a built model may serve another run, from its beginning
-    merges: ClassVar[bool] = False  # whether it is exported as parts, unless these are to be merged
+    reusable: ClassVar[bool] = True  # whether a built model may be reused by another run
+    merges: ClassVar[bool] = False  # whether it is exported as parts unless `merged`
 
     # Old names, for one release.
     card, check_card = Alias("data_spec"), Alias("check_data_spec")
@@ -42,7 +42,7 @@ class Wrapper:
     # Before training ---------------------------------------------------------------------------------
 
     def build(self, config: Config, corpus: Corpus) -> nn.Module:
-        """The run's model with its first values, in eval mode, on the CPU; called again to begin again."""
+        """Build the run's model with its initial values, in eval mode, on the CPU; called again to reset."""
         return build_model(
             **_settings(config),
             shape=input_shape(corpus, config),
@@ -54,32 +54,31 @@ class Wrapper:
         return outline_model(**_settings(config), shape=shape)
 
     def data_spec(self, config: Config, corpus: Corpus) -> dict[str, Any]:
-        """What to add to, or change in, the data spec that the server sends each client before the first
-        round."""
+        """Additions and changes to the data spec that the server sends each client before the first round."""
         return {}
 
     def marks(self) -> dict[str, str]:
-        """What the header of every file with the run's arrays states about the parameters that are not in
-        it."""
+        """Header entries for files with the run's arrays: they identify the parameters that the files
+        lack."""
         return {}
 
     def check_marks(self, marks: Mapping[str, str]) -> None:
-        """Refuse, with a `UserError`, a file whose fixed parameters are not those built here."""
+        """Raise a `UserError` for a file with other fixed parameters than this model's."""
 
     def check_data_spec(self, own: Mapping[str, Any], federation: Mapping[str, Any]) -> None:
-        """Refuse to take part, with a `UserError`, where the federation's model is not the one here."""
+        """Raise a `UserError` if the federation's model is not the one here."""
 
     def fixed_names(self, model: Any) -> frozenset[str]:
         """Parameters that server and clients each load for themselves: neither trained nor exchanged."""
         return frozenset()
 
     def fixed_values(self, model: Any) -> dict[str, Tensor]:
-        """Their values as they were loaded, for a client that has others."""
+        """The loaded values of fixed parameters, for a client that has others."""
         return {}
 
     def lacks(self, own: Mapping[str, Any], federation: Mapping[str, Any]) -> bool:
-        """Whether this node's fixed parameters are others than the federation's, by both data specs, and
-        must be sent."""
+        """Whether this node's fixed parameters differ from the federation's, by both data specs, and must be
+        sent."""
         return False
 
     def apply_merged_deltas(self, model: Any, arrays: Mapping[str, Tensor]) -> None:
@@ -87,7 +86,7 @@ class Wrapper:
         raise ValueError("a train request has merged deltas for a model that takes none")
 
     def widened(self, name: str, array: Tensor, shape: Sequence[int]) -> Tensor:
-        """A smaller array of a client filled up to its parameter's shape; `ValueError` where it cannot be."""
+        """A client's smaller array padded to its parameter's shape; `ValueError` if that is impossible."""
         raise ValueError(f"{name} has the shape {tuple(array.shape)}, not {tuple(shape)}")
 
     def narrowed(self, name: str, array: Tensor, shape: Sequence[int]) -> Tensor:
@@ -95,26 +94,27 @@ class Wrapper:
         raise ValueError(f"{name} has the shape {tuple(array.shape)}, not {tuple(shape)}")
 
     def settle(self, model: Any) -> None:
-        """Compute once what training cannot change; called when the model is on its device."""
+        """Precompute values that training does not change; called when the model is on its device."""
 
     def features(self, model: Any) -> Callable[[Tensor], Tensor] | None:
-        """How a batch of pictures becomes features that training cannot change, so that each is read once;
-        the model is then called with `image_features`. None: it reads the pictures themselves."""
+        """A function from a batch of images to features that training does not change, so that each is
+        computed once; the model is then called with `image_features`. None: the model reads the images
+        themselves."""
         return None
 
     # While it trains, and after ----------------------------------------------------------------------
 
     @property
     def has_global(self) -> bool:
-        """Whether what is shared makes a model that can be evaluated without any client's private part."""
+        """Whether the shared parameters form a model that can be evaluated without private parts."""
         return False
 
     def only_global(self, model: Any) -> AbstractContextManager[None]:
-        """Within it the model is what the server knows of it."""
+        """Context in which the model consists of what the server knows."""
         return nullcontext()
 
     def reading_classes(self, model: Any, classes: tuple[str, ...]) -> AbstractContextManager[None]:
-        """Within it the model chooses among these classes, which it was not trained for."""
+        """Context in which the model predicts among these classes, which it was not trained on."""
         raise UserError(
             "dataset.novel evaluates a model on classes that no client trained on, but this one scores those "
             "alone that it knows: leave dataset.novel out, or choose a strategy that reads class names, "
@@ -126,8 +126,8 @@ class Wrapper:
         return {}
 
     def export(self, model: Any, folder: Path, classes: Sequence[str], *, merged: bool = True) -> None:
-        """Write the model as a folder for transformers' `from_pretrained`; its parts, where it has some and
-        they are not to be merged."""
+        """Write the model as a folder for transformers' `from_pretrained`; as separate parts if it has some
+        and not `merged`."""
         export_model(model, folder, classes)
 
 
@@ -147,7 +147,7 @@ def wrapper_of(config: Config) -> Wrapper:
 
 
 def first_seed(config: Config) -> int:
-    """What torch is seeded with before the model is built."""
+    """The torch seed before the model is built."""
     return config.seed if config.model.seeding == "plain" else seed_for(config.seed, "model")
 
 

@@ -1,1 +1,1 @@
-"""One run from its first line to its last: the job, how it begins, its rounds, and what it leaves."""
+"""One run from start to end: the job, preparation, rounds, and outputs."""

@@ -1,4 +1,4 @@
-"""`data.json`: the rows of a run, from the files to the clients."""
+"""`data.json`: a run's rows, from the files to the clients."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def write_data_record(worker: Worker, folder: Path) -> None:
 
 
 def write_tokenizer(worker: Worker, folder: Path) -> None:
-    """A learned tokenizer, as transformers and `dataset.tokenizer` read it; an earlier run's is removed."""
+    """Write a learned tokenizer for transformers and `dataset.tokenizer`; remove an earlier run's."""
     reading = worker.corpus.reading
     if reading is None or reading.vocabulary is None:
         remove_file(folder / TOKENIZER)
@@ -32,7 +32,7 @@ def write_tokenizer(worker: Worker, folder: Path) -> None:
 
 
 def write_columns(worker: Worker, folder: Path) -> None:
-    """How a table's cells become numbers, as `dataset.statistics` reads it; an earlier run's is removed."""
+    """Write the encoding of a table's cells for `dataset.statistics`; remove an earlier run's."""
     table, settings = worker.corpus.preprocessing, worker.corpus.settings
     if table is None:
         remove_file(folder / COLUMNS)
@@ -41,9 +41,9 @@ def write_columns(worker: Worker, folder: Path) -> None:
 
 
 def data_record(worker: Worker) -> dict[str, Any]:
-    """What was read and dropped, and the classes of each split and client.
+    """The rows read and dropped, and the classes of each split and client.
 
-    Of real sites only the server's own rows are here: a site's policy decides what it reports of its rows.
+    For real sites it has only the server's own rows: a site's policy decides what it reports of its rows.
     """
     corpus, shares, names = worker.corpus, worker.shares, worker.corpus.stratum_names
     parts = shares.partition
@@ -80,7 +80,7 @@ def data_record(worker: Worker) -> dict[str, Any]:
 
 
 def client_bands(shares: Shares, corpus: Corpus) -> dict[str, Any]:
-    """Of very many clients: quantiles of their rows, of their classes and of their test rows."""
+    """For very many clients: quantiles of their rows, classes and test rows."""
     assert shares.partition is not None
     indices = shares.partition.indices
     counts = indices.counts(corpus.strata, len(corpus.stratum_names))
@@ -91,7 +91,7 @@ def client_bands(shares: Shares, corpus: Corpus) -> dict[str, Any]:
 
 
 def _texts(worker: Worker) -> dict[str, Any]:
-    """How texts became tokens, and how many were cut; nothing for pictures."""
+    """The tokenisation, and the number of truncated texts; empty for images."""
     reading, account = worker.corpus.reading, worker.corpus.account
     if reading is None or "texts" not in account:
         return {}
@@ -102,7 +102,7 @@ def _texts(worker: Worker) -> dict[str, Any]:
 
 
 def _columns(worker: Worker) -> dict[str, Any]:
-    """The columns that the model reads, by kind; nothing for pictures and texts."""
+    """The columns that the model reads, by kind; empty for images and texts."""
     if (table := worker.corpus.preprocessing) is None:
         return {}
     categorical = {one.name: len(one.levels) for one in table.categorical}

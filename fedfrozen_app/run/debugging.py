@@ -1,4 +1,4 @@
-"""What `debug=nan` and `debug=profile` switch on while rounds are run."""
+"""Debugging tools for a run's rounds: `debug=nan` and `debug=profile`."""
 
 import cProfile
 import io
@@ -34,7 +34,8 @@ def debugging(settings: DebugConfig, folder: Path) -> Iterator[None]:
 
 
 def write_profile(profiler: cProfile.Profile, folder: Path) -> None:
-    """profile.txt: every function by its own time. profile.png: a round's phases, and the first of these."""
+    """Write profile.txt (functions sorted by own time) and profile.png (a round's phases, the top
+    functions)."""
     text = io.StringIO()
     stats = pstats.Stats(profiler, stream=text)
     stats.sort_stats("tottime").print_stats()
@@ -55,7 +56,7 @@ def phases(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def functions(stats: pstats.Stats) -> dict[str, float]:
-    """Seconds that the busiest functions spent in themselves, over the whole run."""
+    """Own seconds of the slowest functions, over the whole run."""
     found = stats.stats  # type: ignore[attr-defined]  # (file, line, name): (calls, ..., own, with others, who)
     busiest = sorted(found.items(), key=lambda item: -item[1][2])[:MOST_FUNCTIONS]
     return {_named(place): times[2] for place, times in busiest}
@@ -67,7 +68,7 @@ def _named(place: tuple[str, int, str]) -> str:
 
 
 def draw(by_phase: dict[str, float], by_function: dict[str, float], path: Path) -> None:
-    # Imported by what draws: every run needs this module, and debug=profile alone the picture.
+    # Lazy import: every run needs this module, but only debug=profile the figure.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

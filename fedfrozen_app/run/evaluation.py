@@ -1,4 +1,4 @@
-"""What a run evaluates besides its rounds: the test set, every client's own rows, the clients' classes."""
+"""A run's evaluations: the test set, every client's own rows, fairness, and baselines."""
 
 import json
 import logging
@@ -34,14 +34,15 @@ from fedfrozen_app.server.evaluation_round import evaluate_clients
 from fedfrozen_app.tasks.target import target_of
 
 log = logging.getLogger(__name__)
-DRAWN = 1000  # clients of a picture, at even distances, where there are more than are listed
+DRAWN = 1000  # clients in a figure, evenly spaced, if there are too many to list
 
 
 def evaluator(strategy: PlannedFedAvg, worker: Worker) -> Callable[[int, ArrayRecord], dict[str, Any] | None]:
-    """The central evaluation of the full model, on the test set and the server's validation rows."""
+    """A function for the central evaluation of the full model, on the test set and the server's validation
+    rows."""
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> dict[str, Any] | None:
-        # If nothing is shared, the server's model is still its first values: no round's result.
+        # If nothing is shared, the server's model has its initial values, not a round's result.
         nothing = not (strategy.shares_model or worker.has_global)
         if server_round and (nothing or not evaluates_after(worker.config, server_round)):
             return None
@@ -60,13 +61,14 @@ def evaluator(strategy: PlannedFedAvg, worker: Worker) -> Callable[[int, ArrayRe
 
 
 def evaluate_personal(strategy: PlannedFedAvg, worker: Worker, folder: Path) -> dict[str, Any]:
-    """Every client on its own test rows, in `personal.json` and `fairness.png`; metrics over all clients."""
+    """Evaluate every client on its own test rows, write `personal.json` and `fairness.png`, and return
+    metrics over all clients."""
     rows = read_rows(folder)
     evaluated, failed, traffic = evaluate_clients(strategy, rows[-1]["round"])
     parts = worker.shares.partition
     metrics = summarise_clients(evaluated, rows, () if parts is None else parts.names)
     if parts is not None and len(parts.indices) > LISTED:
-        metrics["of_clients"] = len(parts.indices)  # which were drawn from
+        metrics["of_clients"] = len(parts.indices)  # the population of the sample
     metrics |= {"bytes_up": traffic.up, "bytes_down": traffic.down}
     if failed:
         metrics["not_judged"] = failed
@@ -79,21 +81,21 @@ def evaluate_personal(strategy: PlannedFedAvg, worker: Worker, folder: Path) -> 
     }
     before = read_fairness(folder)
     if before is not None and "global" in before["models"]:
-        groups.pop("global", None)  # evaluated on all rows at once, which is exact
+        groups.pop("global", None)  # evaluated exactly, on all rows at once
     if groups:
         write_fairness(groups, worker, folder)
     return {key: value for key, value in metrics.items() if key != "clients"}
 
 
 def name_of(worker: Worker, client: str) -> str:
-    """Of a simulation's client the partition's word for it."""
+    """A client's display name; in a simulation, from the partition."""
     parts = worker.shares.partition
     return client if parts is None or not client.isdecimal() else parts.names[int(client)]
 
 
 def evaluate_fairness(worker: Worker, folder: Path, times: int = 0) -> dict[str, Any] | None:
-    """The loaded global model on the test rows, by client, class and subgroup; None without test rows, or
-    for a task without classes."""
+    """Evaluate the loaded global model on the test rows, by client, class and subgroup; None without test
+    rows, or for a task without classes."""
     if not len(worker.data.test_table) or not worker.task.target.fair:
         return None
     more = {}
@@ -109,7 +111,7 @@ def evaluate_fairness(worker: Worker, folder: Path, times: int = 0) -> dict[str,
 
 
 def write_fairness(models: dict[str, Any], worker: Worker, folder: Path) -> dict[str, Any]:
-    """fairness.json, added to the run's models that are in it already."""
+    """Add these models to fairness.json."""
     path = folder / "fairness.json"
     found = summary(models, worker.config.dataset.subgroup_floor)
     if (before := read_fairness(folder)) is not None:
@@ -119,8 +121,8 @@ def write_fairness(models: dict[str, Any], worker: Worker, folder: Path) -> dict
 
 
 def linear_baseline(strategy: PlannedFedAvg, worker: Worker) -> dict[str, Any] | None:
-    """What a plain model has on the same rows; None where they are not this process's to read, or where the
-    run has no model of its own."""
+    """The metrics of a linear model on the same rows; None if this process may not read them, or if the run
+    has no global model."""
     config = worker.config
     kept_apart = (
         config.runtime.name not in ("inprocess", "ray")
@@ -135,12 +137,12 @@ def linear_baseline(strategy: PlannedFedAvg, worker: Worker) -> dict[str, Any] |
 
 
 def trivial_scores(kind: str, labels: Tensor) -> dict[str, float]:
-    """What predicts without looking at a row: the most frequent class or label alone; of entities, none."""
+    """Metrics of a constant prediction: the most frequent class or label; for entities, none."""
     return target_of(kind).trivial(labels)
 
 
 def write_clients(worker: Worker, folder: Path) -> None:
-    """Log how rows are dealt, and write each client's number of rows (`clients.json`)."""
+    """Log the partition, and write each client's number of rows (`clients.json`)."""
     parts = worker.shares.partition
     if parts is None:
         return
@@ -148,7 +150,7 @@ def write_clients(worker: Worker, folder: Path) -> None:
     if len(parts.indices) > LISTED:  # data.json has quantiles of them
         remove_file(folder / "clients.json")
         return
-    # How reliable a client's metrics are. Real sites do not report how many rows they hold.
+    # Shows how reliable a client's metrics are. Real sites do not report their numbers of rows.
     sizes = {
         str(number): {
             "name": parts.names[number],
@@ -162,8 +164,8 @@ def write_clients(worker: Worker, folder: Path) -> None:
 
 @dataclass
 class DrawLabels:
-    """A hook: the labels of every client as a picture, drawn when somebody can see the first round already.
-    matplotlib alone takes about half a second to import."""
+    """A hook that draws every client's labels after the first round's row is visible, because importing
+    matplotlib takes about half a second."""
 
     worker: Worker
     folder: Path
@@ -183,7 +185,7 @@ def draw_labels(worker: Worker, folder: Path) -> None:
     labels, classes = worker.corpus.strata, worker.corpus.stratum_names
     counts = label_counts(labels, parts, len(classes))
     shown = np.arange(len(counts))
-    if len(counts) > LISTED:  # a picture has no place for more
+    if len(counts) > LISTED:  # too many for a figure
         shown = np.linspace(0, len(counts) - 1, DRAWN).round().astype(np.int64)
     names = [parts.names[number] for number in shown.tolist()]
     label_picture(counts[shown], classes, names, folder / "labels.png", of=len(counts))

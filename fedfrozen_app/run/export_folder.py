@@ -1,5 +1,5 @@
-"""A run's final model as a folder that others use without this package: weights, labels, what reads the
-inputs, and a model card."""
+"""Export a run's final model as a folder that works without this package: weights, labels, preprocessing, and
+a model card."""
 
 import json
 from dataclasses import replace
@@ -18,11 +18,11 @@ from fedfrozen_app.report.loading_example import Exported
 from fedfrozen_app.report.model_card import model_card
 
 CARD = "README.md"
-COMPARED = 32  # test rows that the written tokenizer must read as the run did
+COMPARED = 32  # test rows on which the written tokenizer must match the run's
 
 
 def write_export(worker: Worker, run: Path, folder: Path, *, merged: bool) -> None:
-    """`merged`: one plain model. Otherwise adapters for peft, where the run has some."""
+    """Write the folder. `merged`: one plain model; otherwise adapters for peft, if the run has some."""
     if worker.corpus.preprocessing is not None:
         raise UserError(
             "Plain transformers has no model that reads the columns of a table: use the run's "
@@ -125,9 +125,9 @@ def _check_reads_bytes(worker: Worker, texts: Texts) -> None:
 
 
 def _separator(worker: Worker) -> str:
-    """What stands between prompt and answer; "" where rows have no prompt."""
+    """The separator between prompt and answer; "" if rows have no prompt."""
     dataset = worker.config.dataset
-    counted = worker.corpus.test.labels >= 0  # from a row's second token on, where it has no prompt
+    counted = worker.corpus.test.labels >= 0  # from a row's second token on, if it has no prompt
     has_prompts = dataset.prompt_column is not None or bool((~counted[:, 1]).any())
     between = "\n" if dataset.separator is None else dataset.separator
     return between if has_prompts else ""

@@ -71,7 +71,7 @@ ClientState = Callable[[], dict[str, dict[str, Tensor]]]
 
 @dataclass
 class Parts:
-    """What a run is made of, once it is known to be possible."""
+    """The parts of a run, after all checks."""
 
     strategy: PlannedFedAvg
     start: StartingPoint
@@ -84,7 +84,7 @@ class Parts:
 class Ending:
     status: str = "failed"
     personal: dict[str, Any] | None = None  # metrics of personal models
-    baseline: dict[str, Any] | None = None  # what a linear model has on the same rows
+    baseline: dict[str, Any] | None = None  # a linear model's metrics on the same rows
 
 
 def federate(
@@ -96,8 +96,8 @@ def federate(
 ) -> dict[str, Any]:
     """Run the rounds, write every output into the job's folder, and return the summary.
 
-    `client_state` returns what clients keep for themselves, if this process holds it; `segments`: where it
-    writes what is too much for the memory.
+    `client_state` returns the clients' kept state, if this process holds it; `segments`: storage for client
+    state that exceeds memory.
     """
     began = time.perf_counter()
     job = job.with_settings().with_reading(worker.corpus.reading)
@@ -105,7 +105,7 @@ def federate(
     check_possible(job, worker)
     open_folder(job, worker)
     parts = assemble(job, connection, worker, client_state, segments)
-    # The rounds before count, as their bytes do.
+    # Earlier rounds count, like their bytes.
     began -= sum(row.get("seconds", {}).get("total", 0.0) for row in parts.start.history)
     announce(job, parts.strategy, connection, worker)
     if parts.start.first_round == 1:
@@ -117,7 +117,7 @@ def federate(
         ending.personal = evaluate_at_end(job, parts.strategy, worker)
         ending.baseline = evaluation.linear_baseline(parts.strategy, worker)
         ending.status = "stopped early" if parts.best.out_of_patience else "completed"
-    except (KeyboardInterrupt, SystemExit):  # Flower exits from a run that was stopped
+    except (KeyboardInterrupt, SystemExit):  # Flower raises SystemExit when a run is stopped
         ending.status = "interrupted"
         raise
     finally:
@@ -180,7 +180,7 @@ def run_rounds(job: Job, parts: Parts, connection: Connection, worker: Worker) -
     with shown_by, parts.tracking, debugging(job.config.debug, job.folder):
         parts.strategy.start(
             connection.transport.grid,
-            to_record(parts.start.model.pop(), local=True),  # the first model is not kept while others train
+            to_record(parts.start.model.pop(), local=True),  # the initial model is freed before training
             num_rounds=job.config.num_rounds,
             timeout=job.config.runtime.round_timeout,
             evaluate_fn=evaluation.evaluator(parts.strategy, worker),
@@ -188,7 +188,7 @@ def run_rounds(job: Job, parts: Parts, connection: Connection, worker: Worker) -
 
 
 def evaluate_at_end(job: Job, strategy: PlannedFedAvg, worker: Worker) -> dict[str, Any] | None:
-    """Fairness and samples of the global model; the metrics of personal models, if they are wanted."""
+    """Evaluate the global model's fairness and samples, and personal models if requested."""
     drop_prefetched(worker)
     if strategy.shares_model or worker.has_global:
         worker.load(strategy.model, strategy.digests)
@@ -226,7 +226,7 @@ def write_results(job: Job, parts: Parts, worker: Worker, ending: Ending, second
 
 def open_folder(job: Job, worker: Worker) -> None:
     job.folder.mkdir(parents=True, exist_ok=True)
-    if not manifest.is_recorded(job.folder):  # Flower began this run, or an older version did
+    if not manifest.is_recorded(job.folder):  # this run was started by Flower, or by an older version
         manifest.begin(job.folder, manifest.RUN, overrides=job.overrides)
     for line in opening_lines(job.config.privacy, in_sum=job.config.secure_aggregation.noise == "sum"):
         log.warning(line)
@@ -246,7 +246,7 @@ def privacy_spent(config: Config, history: list[Row]) -> list[PrivacySpent]:
 
 
 def make_strategy(job: Job, connection: Connection, start: StartingPoint, hooks: list[Any]) -> PlannedFedAvg:
-    """The strategy at its first round, with what a checkpoint kept for it."""
+    """The strategy at its first round, with its state from a checkpoint."""
     config = job.config
     connection.codec, connection.broadcast = config.codec, Broadcast(down_codec_of(config.codec), config.seed)
     federation = Federation(
@@ -270,14 +270,14 @@ def make_strategy(job: Job, connection: Connection, start: StartingPoint, hooks:
         first_round=start.first_round,
         history=start.history,
     )
-    strategy.model = start.model[0]  # whose names a plan uses
+    strategy.model = start.model[0]  # plans need its names
     if job.start is not None:
         restore(strategy, job.start, config)
     return strategy
 
 
 def earlier_sums(config: Config, connection: Connection, folder: Path) -> EarlierSums:
-    """What real sites remember of masked sums, as the server knows it."""
+    """The masked sums that real sites remember, as recorded by the server."""
     ticket, owed = connection.ticket, partial(owed_noise, config)
     if ticket is None:
         return EarlierSums(owed=owed)
@@ -287,7 +287,7 @@ def earlier_sums(config: Config, connection: Connection, folder: Path) -> Earlie
 def upload_saver(
     config: Config, folder: Path
 ) -> Callable[[int, str, Reply, Mapping[str, Tensor]], None] | None:
-    """Writes what one client sent, as the model it makes of the round's base, and that base."""
+    """A function that writes one client's upload as a model, and the round's base."""
     kept = {config.checkpoint.uploads, config.privacy.audited} - {None}
     if not kept:
         return None
@@ -300,8 +300,7 @@ def upload_saver(
 
 
 def announce(job: Job, strategy: PlannedFedAvg, connection: Connection, worker: Worker) -> None:
-    """Before the first round: log what becomes of private parts, what a round sends, and how long that
-    takes."""
+    """Before the first round: log the handling of private parts, and the bytes and duration of a round."""
     sites = worker.shares.partition is None
     has_private = not connection.transport.local and strategy.clients_keep(strategy.first_round)
     if has_private and (line := private_parts_note(job, sites=sites)):
@@ -316,7 +315,7 @@ def announce(job: Job, strategy: PlannedFedAvg, connection: Connection, worker: 
 
 
 def why_nothing_changed(rows: list[Row]) -> str | None:
-    """Why no round of a run changed the model; None where one did, or where there was none."""
+    """Why no round of a run changed the model; None if one did, or if there was none."""
     trained = [row for row in rows if row["round"] > 0]
     if not trained or any(row["clients_ok"] and "discarded" not in row for row in trained):
         return None

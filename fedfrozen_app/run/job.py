@@ -1,4 +1,4 @@
-"""A job: the configuration of one run, where its results go, and where it starts from."""
+"""A job: the configuration of one run, its output folder, and its starting checkpoint."""
 
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,10 +22,10 @@ from fedfrozen_app.files.checkpoint import Checkpoint
 class Job:
     composed: ComposedConfig
     folder: Path
-    start: Checkpoint | None = None  # of this run or another; None: from the beginning
-    detach: bool = False  # whether the command exits once the run is submitted
-    shown: bool = True  # whether its rounds are shown as they end
-    filled: dict[str, Any] = field(default_factory=dict)  # for the record: values that the run worked out
+    start: Checkpoint | None = None  # of this run or another; None: start from the beginning
+    detach: bool = False  # whether the command exits after submitting the run
+    shown: bool = True  # whether to show rounds as they end
+    filled: dict[str, Any] = field(default_factory=dict)  # for the record: values computed by the run
 
     @property
     def config(self) -> Config:
@@ -33,26 +33,26 @@ class Job:
 
     @property
     def overrides(self) -> list[str]:
-        """What composes the configuration again."""
+        """The overrides that compose the configuration."""
         return self.composed.overrides
 
     @property
     def resolved_config(self) -> dict[str, Any]:
-        """Nested and without types, as summaries and checkpoints keep it."""
+        """The configuration as plain nested values, for summaries and checkpoints."""
         return self.composed.resolved | self.filled
 
     def with_settings(self) -> "Job":
-        """The same with settings as their owners checked them, defaults filled in."""
+        """The same job with checked settings, defaults filled in."""
         return replace(self, filled=self.filled | checked_settings(self.config))
 
     def with_reading(self, reading: TextReading | None) -> "Job":
-        """The same with how texts are read, as the run worked it out."""
+        """The same job with the run's text preprocessing."""
         if reading is None:
             return self
         found: dict[str, Any] = {"max_tokens": reading.max_tokens}
         if reading.chunks > 1:
             found["max_chunks"] = reading.chunks
-        if reading.vocabulary is not None:  # which tokenizer.json holds
+        if reading.vocabulary is not None:  # stored in tokenizer.json
             found["tokenizer"] = LEARNED
         return replace(self, filled=self.filled | {"dataset": self.resolved_config["dataset"] | found})
 
@@ -61,7 +61,7 @@ class Job:
 
     @property
     def source(self) -> Path:
-        """The run whose rows and records this one continues: another, or itself."""
+        """The folder of the run that this one continues: another, or itself."""
         return Path(self.config.start_from).parents[1] if self.config.start_from else self.folder
 
     @property
@@ -70,7 +70,7 @@ class Job:
         return self.start is not None and self.source.resolve() == self.folder.resolve()
 
     def start_folder(self) -> str | None:
-        """The checkpoint that this job starts from, for processes with another working directory."""
+        """The absolute path of the starting checkpoint, for processes with another working directory."""
         if self.start is None:
             return None
         named = absolute_paths(self.resolved_config).get("from")
@@ -79,7 +79,7 @@ class Job:
 
 
 def checked_settings(config: Config) -> dict[str, Any]:
-    """The settings of strategy and server optimiser as their classes checked them, defaults filled in."""
+    """The settings of strategy and server optimiser, checked by their classes, defaults filled in."""
     return {
         "strategy": {"name": config.strategy["name"], **asdict(strategy_settings(config))},
         "server_optimizer": {

@@ -1,4 +1,4 @@
-"""What a strategy would plan for a model, without a federation."""
+"""The plans of a strategy for a model, without a federation."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -21,7 +21,7 @@ from fedfrozen_app.server.optimizer import make_optimizer
 def planning_strategy(
     config: Config, model: Mapping[str, Tensor], roles: Mapping[str, Role]
 ) -> PlannedFedAvg:
-    """It plans as the run's own strategy; the model may be on the meta device."""
+    """A strategy that plans like the run's own; the model may be on the meta device."""
     federation = Federation(
         connect(cast(Any, None), roles),
         config.participation,
@@ -44,7 +44,7 @@ def planning_strategy(
 
 
 def requests(strategy: PlannedFedAvg) -> Iterator[TrainRequest]:
-    """The requests of the run's rounds, as far as they are known before it: one for each different plan."""
+    """The requests of the run's rounds, as far as they are known beforehand: one for each distinct plan."""
     known: set[Plan] = set()
     for number in range(1, max(strategy.num_rounds, 1) + 1):
         request = strategy.request(number, {})
@@ -54,12 +54,12 @@ def requests(strategy: PlannedFedAvg) -> Iterator[TrainRequest]:
 
 
 def shares_model(config: Config, model: Mapping[str, Tensor], roles: Mapping[str, Role]) -> bool:
-    """Whether what the clients of this run share is a whole model."""
+    """Whether the clients of this run share a whole model."""
     return planning_strategy(config, model, roles).shares_model
 
 
 def shared_roles(config: Config, model: Mapping[str, Tensor], roles: Mapping[str, Role]) -> set[str]:
-    """The roles, as policies name them, of the parameters that some round of this run asks clients for."""
+    """The roles, in the words of policies, of all parameters that this run requests from clients."""
     everything = {role.word for name, role in roles.items() if name in model}
     strategy = planning_strategy(config, model, roles)
     found: set[str] = set()

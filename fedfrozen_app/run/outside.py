@@ -1,11 +1,11 @@
-"""What a configuration touches beyond plain local files: a database, the hub, a server, other code.
+"""What a configuration accesses beyond plain local files: a database, the hub, a server, other code.
 
-People name such things on their command line. A run folder that names them by itself is asked about first,
-unless a run of this account on this machine has used the very same before:
+People name such sources on their command line. If a run folder names them, the user must confirm first,
+unless a run of this account on this machine has used the same source before:
 
     $FLWR_HOME/fedfrozen/known_sources    SHA-256 of what runs here have used, one per line
 
-Local files that a built-in reader parses (CSV, Parquet, pictures, safetensors, JSON) are no such thing:
+Local files that a built-in reader parses (CSV, Parquet, pictures, safetensors, JSON) are not such sources:
 reading them runs no code and sends nothing.
 """
 
@@ -41,7 +41,7 @@ Values = Mapping[str, Any]
 @dataclass(frozen=True)
 class Outside:
     what: str  # the rest of a sentence: "downloads the model X"
-    settings: dict[str, Any]  # the keys that ask for it, with their values
+    settings: dict[str, Any]  # the keys that require it, with their values
 
     @property
     def kind(self) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ class Outside:
 
 
 def outside(resolved: Values, *, trains: bool) -> list[Outside]:
-    """`trains`: for a run that continues, not only for the use of its model."""
+    """The external sources of a configuration. `trains`: to continue the run, not only to use its model."""
     found = [*_data(resolved["dataset"]), *_model(resolved["model"]), *_special_files(resolved)]
     if trains:
         found += [*_server(resolved["runtime"]), *_tracking(resolved["track"])]
@@ -79,7 +79,7 @@ def _model(model: Values) -> Iterator[Outside]:
         yield Outside(f"downloads the model {_short(path)}", settings)
     elif not _is_own("models", source):
         yield Outside(f"builds its model by {_short(source)}, which an installed package brings", settings)
-    # Of transformers' settings some name code on the hub, such as attn_implementation.
+    # Some transformers settings name code on the hub, such as attn_implementation.
     names = {key: value for key, value in (model.get("config") or {}).items() if "/" in repr(value)}
     if names:
         what = f"gives transformers the settings {_short(', '.join(map(str, names)))}, which may name code"
@@ -87,7 +87,8 @@ def _model(model: Values) -> Iterator[Outside]:
 
 
 def _special_files(resolved: Values) -> Iterator[Outside]:
-    """Reading a pipe or a device does something. peft asks the hub for a folder that is not here."""
+    """Paths that are not plain: reading a pipe or a device has effects, and peft looks up missing folders on
+    the hub."""
     for key in PATHS:
         section, _, name = key.partition(".")
         path = (resolved.get(section) or {}).get(name)
@@ -121,7 +122,7 @@ def _tracking(track: Values) -> Iterator[Outside]:
 
 
 def _is_own(group: str, name: str) -> bool:
-    """Built in, or an object of this very process."""
+    """Whether it is built in, or an object of this process."""
     return name in registry.BUILT_IN[group] or (group, name) in registry.REGISTERED
 
 
@@ -129,11 +130,11 @@ def _short(text: str) -> str:
     return printable(text if len(text) <= 100 else f"{text[:100]}...")
 
 
-# What runs of this account have used ----------------------------------------------------------------------
+# Sources used by runs of this account ----------------------------------------------------------------------
 
 
 def remember(resolved: Values) -> None:
-    """Called when a person starts a run: what it uses may be used for its folder later."""
+    """Called when a person starts a run: its sources are trusted for its folder later."""
     new = [one.digest for one in outside(resolved, trains=True) if not is_known(one)]
     if not new:
         return

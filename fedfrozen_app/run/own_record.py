@@ -1,4 +1,4 @@
-"""`objects.json`: what a run was given as Python objects, so that its folder says what it is without them."""
+"""`objects.json`: the Python objects passed to a run, to identify them when they are missing."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -34,8 +34,8 @@ def read_own_record(folder: Path) -> list[OwnObject]:
 
 
 def check_given(run: Path, *, trains: bool) -> None:
-    """Whether this process has the objects that the run was made with, by their content; else a `UserError`
-    that says what to pass again."""
+    """Check that this process has the objects with which the run was created, by their content; otherwise a
+    `UserError` that names the objects to pass again."""
     missing = [one for one in read_own_record(run) if not is_here(one)]
     if not missing:
         return
@@ -54,7 +54,8 @@ def listed(words: Sequence[str]) -> str:
 
 
 def check_local(resolved: Mapping[str, Any], runtime: str) -> None:
-    """Sites and the SuperLink run installed packages: an object of this process cannot reach them."""
+    """Raise a `UserError` for a deployed run with objects of this process: sites and the SuperLink run
+    installed packages."""
     found = used_by(resolved)
     if found and runtime == "deployed":
         raise UserError(

@@ -1,6 +1,6 @@
-"""The overrides that a run folder holds, as plain values: see stored_config.py, which composes them.
+"""The overrides in a run folder as plain values, composed by stored_config.py.
 
-A module of its own, without what stored_config.py imports: `fedfrozen list` and `show` need no more of it.
+A separate module without stored_config.py's imports, for `fedfrozen list` and `show`.
 """
 
 import re
@@ -17,12 +17,12 @@ from fedfrozen_app.config.schema import root_defaults
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import flatten, printable
 
-FILE = re.compile(r"\w[\w-]*")  # of a group in conf/: no path
+FILE = re.compile(r"\w[\w-]*")  # of a group in conf/: not a path
 RESOLVER = "${"
 
 
 def plain_overrides(run: Path, overrides: Sequence[Any], had: Mapping[str, Any]) -> list[str]:
-    """The overrides that set plain values. In place of others, the values that they had."""
+    """The overrides that set plain values; others are replaced by their values at the time."""
     if not isinstance(had, Mapping):
         raise UserError(f"{printable(str(run))} holds no configuration: give the folder of a run.")
     before = flatten(dict(had))
@@ -56,7 +56,8 @@ def parsed_overrides(run: Path, overrides: Sequence[Any]) -> list[Override]:
 
 
 def _check_group(run: Path, override: Override) -> None:
-    """A group takes the name of one of our files, or a package's: `dataset=../../evil` would be a path."""
+    """Check that a group override names one of our files, or a package's: `dataset=../../evil` would be a
+    path."""
     key, value = str(override.key_or_group), override.value()
     is_setting = "." in key or not isinstance(root_defaults().get(key, {}), dict)
     if override.package is not None or "/" in key or not (is_setting or value is None or _is_file(value)):

@@ -1,4 +1,4 @@
-"""How a run begins: whether it is possible, and what it starts from."""
+"""Prepare a run: check that it is possible, and load its starting point."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,11 +25,11 @@ from fedfrozen_app.server.pacer import replies_of_a_step
 from fedfrozen_app.server.robust import check_cohort
 from fedfrozen_app.server.sampling import cohort_size
 
-# What is about the last round: removed before any later one.
+# Files about the last round: removed before any later round.
 OF_LAST_ROUND = (
     *("summary.json", "personal.json", "fairness.json", "calibration.json", "sites.json", "baselines.json"),
 )
-RESULTS = (  # what a run writes when it ends
+RESULTS = (  # files written at the end of a run
     *OF_LAST_ROUND,
     "model.safetensors",
     "best.safetensors",
@@ -41,7 +41,7 @@ RESULTS = (  # what a run writes when it ends
 
 @dataclass
 class StartingPoint:
-    model: list[dict[str, Tensor]]  # one element, which is popped so that the first model can be freed
+    model: list[dict[str, Tensor]]  # one element, popped so that the initial model can be freed
     first_round: int
     history: list[Row]  # the rounds before
 
@@ -49,9 +49,9 @@ class StartingPoint:
 def prepare(
     job: Job, connection: Connection, worker: Worker, best: BestModel, metrics: MetricsFile
 ) -> StartingPoint:
-    """The model and the rows that the first round finds; the folder holds nothing of a later one."""
+    """The initial model and rows of the first round; removes files of later rounds from the folder."""
     model = {name: value.detach().clone() for name, value in worker.exchanged.items()}
-    own_rounds = 0  # of those before, how many are this folder's own
+    own_rounds = 0  # earlier rounds in this folder
     if job.start is None:
         write_rows(metrics.path, [])
     else:
@@ -76,8 +76,8 @@ def prepare(
 
 
 def restore_clients(job: Job, start: Checkpoint, connection: Connection, worker: Worker) -> None:
-    """Restore the clients' state from a checkpoint: what they hold, and what they have spent."""
-    simulated = worker.shares.partition is not None  # sites keep what is theirs
+    """Restore the clients' state from a checkpoint: the arrays that they hold, and the privacy spent."""
+    simulated = worker.shares.partition is not None  # sites keep their own state
     strategy = planning_strategy(job.config, worker.exchanged, worker.roles)
     if simulated and strategy.clients_keep(start.round + 1):
         checkpoint.check_private(start, in_process=connection.transport.local)
@@ -89,7 +89,7 @@ def restore_clients(job: Job, start: Checkpoint, connection: Connection, worker:
 
 def check_possible(job: Job, worker: Worker) -> None:
     config = job.config
-    if (parts := worker.shares.partition) is not None:  # of sites, more may come
+    if (parts := worker.shares.partition) is not None:  # more sites may join
         check_clients(config, len(parts.indices))
     check_subgroups(worker)
     if config.early_stop.patience is not None:
@@ -138,7 +138,7 @@ def check_clients(config: Config, count: int) -> None:
 
 
 def check_masked_cohort(config: Config, size: int) -> None:
-    """Whether as many clients are summed together as masks need; `size`: of those that are asked."""
+    """Check that enough clients are summed together for masks; `size`: the number of requests."""
     secure, pacing, what = config.secure_aggregation, config.pacing, "num_clients or participation"
     if pacing.name == "buffered":
         what, size = "pacing.buffer", replies_of_a_step(pacing, pacing.concurrency or size)
@@ -160,7 +160,7 @@ def check_patience(config: Config, worker: Worker) -> None:
 
 
 def private_parts_note(job: Job, *, sites: bool) -> str:
-    """What happens to the parts that clients keep, where our checkpoints cannot hold them."""
+    """A note about clients' private parts, if our checkpoints cannot contain them."""
     if not sites:
         return "Flower forgets the clients' private parts when it ends: this run cannot be resumed."
     if job.start is None:

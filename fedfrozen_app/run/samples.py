@@ -1,6 +1,6 @@
-"""What a model makes of a few test rows: a language model's texts before and after training, and masks.
+"""Sample predictions on a few test rows: a language model's texts before and after training, or masks.
 
-The rows are the server's own test rows, and the same for every run on these data.
+The rows are from the server's test set, and the same for every run on these data.
 """
 
 import json
@@ -21,12 +21,12 @@ from fedfrozen_app.report.sample_texts import FILE, read_samples
 
 PICTURES = 4
 PROMPTS = 3
-TOKENS = 32  # written after each
-OPENING = 8  # tokens of a row that has no prompt of its own
+TOKENS = 32  # generated tokens per sample
+OPENING = 8  # prompt tokens of a row without a prompt
 
 
 def write_samples(worker: Worker, folder: Path, when: str) -> None:
-    """samples.json of the model as it is loaded, or samples.png; `when` is "before" or "after". Nothing for
+    """Write samples.json or samples.png of the loaded model; `when` is "before" or "after". Does nothing for
     other models."""
     table = worker.data.test_table
     if worker.task.target.over_pixels and len(table):
@@ -34,7 +34,7 @@ def write_samples(worker: Worker, folder: Path, when: str) -> None:
     if worker.task.kind != "language" or not len(table):
         return
     tokenizer = with_padding(tokenizer_for(worker.config, worker.corpus.reading))
-    found = [] if when == "before" else read_samples(folder)  # another run may have been in the folder
+    found = [] if when == "before" else read_samples(folder)  # the folder may have another run's samples
     for number in range(min(PROMPTS, len(table))):
         ids, labels = (part[number].cpu() for part in (table.inputs["input_ids"], table.labels))
         real = int(table.inputs["attention_mask"][number].sum())
@@ -48,7 +48,7 @@ def write_samples(worker: Worker, folder: Path, when: str) -> None:
 
 
 def write_masks(worker: Worker, folder: Path) -> None:
-    """samples.png: pictures of the test rows, with the true masks and the predicted ones."""
+    """samples.png: test images with true and predicted masks."""
     table = worker.data.test_table
     chosen = torch.linspace(0, len(table) - 1, min(PICTURES, len(table))).round().long()
     few = table.take(chosen)
@@ -58,7 +58,7 @@ def write_masks(worker: Worker, folder: Path) -> None:
 
 
 def _opening(labels: Tensor) -> int:
-    """How many of a row's tokens are given: its prompt, or its first ones where all of it counts."""
+    """The number of a row's prompt tokens; its first `OPENING` if it has no prompt."""
     counted = torch.nonzero(labels >= 0).flatten()
     first = int(counted[0]) if len(counted) else len(labels)
     return first if first > 1 else min(OPENING, max(len(labels) - 1, 1))
@@ -66,10 +66,10 @@ def _opening(labels: Tensor) -> int:
 
 @torch.inference_mode()
 def greedy(worker: Worker, prompt: Tensor, end: int | None) -> Tensor:
-    """At each place the likeliest token, up to the end or `TOKENS` of them."""
+    """Greedy decoding, up to the end token or `TOKENS` tokens."""
     model: Any = worker.model
     reading = worker.corpus.reading
-    room = reading.max_tokens if reading else TOKENS  # the model may know no more places than that
+    room = reading.max_tokens if reading else TOKENS  # the model may not have more positions
     ids = prompt.to(worker.device)
     for _ in range(TOKENS):
         given = ids[None, -room:]

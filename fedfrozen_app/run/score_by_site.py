@@ -18,12 +18,12 @@ from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.report.site_scores import FILE
 
 ALL = "all test rows"
-MOST_SITES = 10_000  # of more, as many at even distances
-MOST_ROWS = 20_000  # of the reference: of more, as many at even distances
+MOST_SITES = 10_000  # of more, an evenly spaced sample
+MOST_ROWS = 20_000  # of the reference: of more, an evenly spaced sample
 
 
 def write_site_scores(worker: Worker, folder: Path) -> None:
-    """Of the model as it is loaded; nothing where the target has no metrics by site, or no test row."""
+    """Write the loaded model's metrics by site; does nothing if the target has none, or without test rows."""
     table = worker.data.test_table
     if not worker.task.target.by_site or not len(table):
         return
@@ -43,7 +43,7 @@ def write_site_scores(worker: Worker, folder: Path) -> None:
 
 
 def scores(worker: Worker, table: Table, reference: Any) -> dict[str, Any]:
-    """Of these test rows; `rows` alone where there are none."""
+    """The metrics on these test rows; only `rows` if there are none."""
     task = worker.task
     found: dict[str, Any] = {"rows": len(table)}
     if not len(table):
@@ -55,8 +55,8 @@ def scores(worker: Worker, table: Table, reference: Any) -> dict[str, Any]:
 
 
 def reference_of(worker: Worker) -> tuple[str | None, Any]:
-    """What sites' scores compare with, and of which rows it is: the clients' train rows where this process
-    may read them, else the test rows, and then without the model's logits."""
+    """The source and value of the reference for sites' scores: the clients' training rows if this process may
+    read them, else the test rows without the model's logits."""
     target = worker.task.target
     if not target.needs_reference:
         return None, None
@@ -68,14 +68,14 @@ def reference_of(worker: Worker) -> tuple[str | None, Any]:
 
 
 def train_rows(worker: Worker) -> torch.Tensor | None:
-    """Of all clients; None where they are not this process's to read."""
+    """The training rows of all clients; None if this process may not read them."""
     config, partition = worker.config, worker.shares.partition
     apart = config.privacy.name != "none" or config.secure_aggregation.name != "off"
     if partition is None or apart:
         return None
     left_out = excluded_clients(config)
     clients: Sequence[str] = Numbered(len(partition.indices), frozenset(left_out))
-    if len(clients) > MOST_ROWS:  # one row or more of each
+    if len(clients) > MOST_ROWS:  # at least one row of each
         clients = [
             clients[place] for place in np.linspace(0, len(clients) - 1, MOST_ROWS).astype(int).tolist()
         ]

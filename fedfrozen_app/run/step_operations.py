@@ -1,4 +1,4 @@
-"""Floating-point operations of a training step, counted by torch while it takes one on two rows."""
+"""Floating-point operations of a training step, counted by torch on two rows."""
 
 from collections.abc import Collection
 
@@ -15,8 +15,8 @@ ROWS = 2
 def operations_per_row(worker: Worker, trained: Collection[str]) -> float:
     """Forward and backward pass for one row, with gradients for these parameters alone.
 
-    Without dropout, so that no generator moves. What is frozen costs its forward pass, and its backward pass
-    where gradients must pass through it.
+    Without dropout, so that no generator advances. Frozen layers cost their forward pass, and their backward
+    pass if gradients pass through them.
     """
     parameters = worker.parameters
     required = {name: value.requires_grad for name, value in parameters.items()}

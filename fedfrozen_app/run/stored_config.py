@@ -1,8 +1,8 @@
 """A run folder's configuration: treated as data, never executed.
 
-A folder may come from anybody. Its overrides are taken as plain values: interpolations and sweeps are
-replaced by the values that they had, no group may name a file outside of `conf/`, and Hydra's own settings
-are left out. What the configuration would touch beyond local files is in `outside.py`.
+A folder may come from anybody. Its overrides are used as plain values: interpolations and sweeps are replaced
+by their values at the time, no group may name a file outside `conf/`, and Hydra's own settings are ignored.
+`outside.py` lists what the configuration would access beyond local files.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ def stored_config(
     trusted: bool = False,
     trains: bool = False,
 ) -> ComposedConfig:
-    """The configuration that a folder holds, with the `extra` overrides of the command line. `UserError` if
+    """The configuration in a folder, with the `extra` overrides of the command line. `UserError` if
     it names a source that no run on this machine has used, unless it is `trusted`."""
     check_given(run, trains=trains)
     plain = plain_overrides(run, overrides, had)
@@ -49,7 +49,7 @@ def stored_config(
 
 
 def own_tokenizer(run: Path, had: Mapping[str, Any]) -> list[str]:
-    """The tokenizer that the run learned: of other data it would learn another."""
+    """Overrides for the run's learned tokenizer: from other data it would learn another."""
     learned = (had.get("dataset") or {}).get("tokenizer") == LEARNED
     path = run.resolve() / TOKENIZER
     if not learned or not (check_file(path) or path.is_file()):
@@ -66,12 +66,14 @@ def refusal(run: Path, wish: Outside) -> UserError:
 
 
 def as_it_was(overrides: Sequence[str], had: Mapping[str, Any], extra: Sequence[str] = ()) -> ComposedConfig:
-    """A run's configuration from its plain overrides, and `extra` ones; where a default has changed since
-    they composed to `had`, the old value is kept: a continued or loaded run stays the same.
+    """A run's configuration from its plain overrides and `extra` ones.
+
+    If a default has changed since they composed to `had`, the old value is kept, so that a continued or
+    loaded run does not change.
     """
-    places = [word for word in extra if word.lstrip("+").startswith("hydra.")]  # where files of `conf/` are
+    places = [word for word in extra if word.lstrip("+").startswith("hydra.")]  # search path of `conf/` files
     today = compose_run([*overrides, *places], recorded=True)
-    # Files may have moved, and this may be another machine: `extra` may name the new places.
+    # Files may have moved, and this may be another machine: `extra` may set new paths.
     config = read(today.resolved | {"from": None}, here=False)
     before = flatten(dict(had))
     changed = {
@@ -92,5 +94,5 @@ def as_it_was(overrides: Sequence[str], had: Mapping[str, Any], extra: Sequence[
 
 
 def _is_given(key: str, given: set[str]) -> bool:
-    """By itself, or with its whole group: `dataset=text` sets dataset.kind."""
+    """Whether a key is set, itself or with its group: `dataset=text` sets dataset.kind."""
     return key in given or key.partition(".")[0] in given

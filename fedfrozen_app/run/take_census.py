@@ -1,4 +1,4 @@
-"""One census, the same in every runtime: ask, merge, advise, write."""
+"""Run a census, the same in every runtime: send requests, merge answers, advise, write."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def take_census(asking: Asking, folder: Path) -> dict[str, Any]:
-    """Write census.json and census.html, and return what the first holds."""
+    """Write census.json and census.html, and return the content of the former."""
     asking.run()
     if not asking.answers:
         reasons = "; ".join(f"{name}: {why}" for name, why in asking.refused.items())

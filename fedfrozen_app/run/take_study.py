@@ -1,4 +1,4 @@
-"""A survival study over the nodes of a grid: every step is asked of the sites that gave counts."""
+"""Run a survival study over the nodes of a grid: each step is sent to the sites that reported counts."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sites:
-    """Asks the nodes. `make` gives an Asking about this question to these nodes, or to all."""
+    """Sends steps to the nodes. `make` returns an Asking with this question for these nodes, or for all."""
 
     ask: StudyAsk
     make: Callable[..., Asking]
@@ -44,7 +44,7 @@ class Sites:
         return asking.answers, asking.refused
 
     def texts(self, nodes: dict[str, int], texts: Mapping[str, str]) -> Answers:
-        """Of a masked study: each site has a text of its own, and answers with one."""
+        """Exchange texts of a masked study: each site gets its own text, and answers with one."""
         whole = texts.get(ALL_SITES)
         by_node = {nodes[name]: text for name, text in texts.items() if name in nodes}
         question = Question(
@@ -64,8 +64,8 @@ class Sites:
 def take_study(
     ask: StudyAsk, make: Callable[..., Asking], folder: Path, trust: Trust | None = None
 ) -> dict[str, Any]:
-    """Write survival.json and survival.html, and return what the first holds. `trust`: whose keys are
-    believed, where the sums are masked."""
+    """Write survival.json and survival.html, and return the content of the former. `trust`: verifies keys, if
+    sums are masked."""
     sites = Sites(ask, make)
     if ask.masks is None:
         found = conduct(ask, partial(sites.answers, {}))

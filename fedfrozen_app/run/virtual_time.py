@@ -1,4 +1,4 @@
-"""How long rounds would have taken on the clients' own machines and links."""
+"""Simulate the duration of rounds on the clients' own machines and links."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,25 +18,25 @@ from fedfrozen_app.server.live_pacing import live_pacing
 from fedfrozen_app.server.make_pacer import make_pacer
 from fedfrozen_app.server.pacing import Pacing
 
-DIGITS = 6  # of a second, in a round's row
+DIGITS = 6  # decimals of seconds in a round's row
 
 
 @dataclass
 class ClientTimes:
-    """How long each client takes for a request."""
+    """Computes the duration of each client's requests."""
 
     client: ClientConfig
     period: float
     profile_of: Callable[[str], Profile]
-    rows_of: Callable[[str], int]  # how many rows a client trains on
-    operations: Callable[[frozenset[str]], float]  # per row, where these names train
+    rows_of: Callable[[str], int]  # number of a client's training rows
+    operations: Callable[[frozenset[str]], float]  # per row, if these names train
     _profiles: dict[str, Profile] = field(default_factory=dict)
     _phases: dict[Plan, list[tuple[int, float]]] = field(default_factory=dict)  # epochs, operations per row
 
     def of(
         self, client: str, plan: Plan, down: int, up: int, asked_at: float, most: int | None = None
     ) -> ClientTime:
-        """`most`: so many local steps in each phase."""
+        """The times of a request. `most`: the maximum number of local steps in each phase."""
         if client not in self._profiles:
             self._profiles[client] = self.profile_of(client)
         work = Work(down, self._operations_of(client, plan, most), up)
@@ -68,7 +68,7 @@ class ClientTimes:
 
 
 def rows_taken(rows: int, batch: int, epochs: int, steps: int | None) -> int:
-    """By so many steps, or by all; an epoch's last batch may be smaller."""
+    """The number of rows in `steps` steps, or in all; an epoch's last batch may be smaller."""
     if steps is None:
         return rows * epochs
     whole, more = divmod(steps, -(-rows // batch))
@@ -77,7 +77,8 @@ def rows_taken(rows: int, batch: int, epochs: int, steps: int | None) -> int:
 
 @dataclass
 class VirtualTime:
-    """A round lasts until its slowest client has answered. The server's own work takes no time."""
+    """A hook for synchronous rounds: a round lasts until its slowest client has answered. The server's own
+    work takes no time."""
 
     times: ClientTimes
     now: float = 0.0
@@ -91,7 +92,7 @@ class VirtualTime:
         times = {}
         for client, (down, up) in sent.items():
             own = plan
-            if client in chosen:  # what this client took of the plan
+            if client in chosen:  # this client's part of the plan
                 own = strategy.plan(number).keep_layers(chosen[client], roles)
             times[client] = self.times.of(client, own, down, up, self.now)
         self.now += max(one.total for one in times.values())
@@ -100,7 +101,7 @@ class VirtualTime:
 
 @dataclass
 class PacedTime:
-    """A round's own events give its virtual time; the row of the initial model has none."""
+    """A hook for paced rounds: their events determine the virtual time; the initial model's row has none."""
 
     pacing: Pacing
 
@@ -133,7 +134,7 @@ def client_times(config: Config, worker: Worker) -> ClientTimes:
 
 
 def virtual_time(config: Config, worker: Worker, history: Iterable[Row]) -> tuple[list[Any], Pacing | None]:
-    """The hooks of a run with a clock, at the time that its last round ended; and its pacing, where rounds do
+    """The hooks of a run with a clock, starting at the end of its last round; and its pacing, if rounds do
     not wait for all clients."""
     if config.clock.name == "none":
         return [], live_pacing(config)

@@ -1,1 +1,1 @@
-"""Where clients live: in this process, in Flower's simulation, or on real sites."""
+"""Runtimes: clients in this process, in Flower's simulation, on Ray actors, or on real sites."""

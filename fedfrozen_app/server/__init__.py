@@ -1,1 +1,1 @@
-"""The round: the base of every strategy, membership and transport, aggregation, records, hooks."""
+"""The server: the base of every strategy, rounds, membership, transport, aggregation, records and hooks."""

@@ -1,7 +1,7 @@
 """The weighted mean of the clients' updates, one reply at a time.
 
-A reply may hold arrays besides parameters, named `namespace/name` (SCAFFOLD's `dc/head.weight`). Their
-mean is over the sent values: their base is zero.
+A reply may hold arrays besides parameters, named `namespace/name` (SCAFFOLD's `dc/head.weight`). For these,
+the sent values themselves are averaged: their base is zero.
 """
 
 import math
@@ -22,22 +22,22 @@ from fedfrozen_app.server.norms import CHUNK, NormGate, divide, norm_of, row_nor
 from fedfrozen_app.vmap.devices import sent
 
 Drift = dict[str, dict[str, float]]  # by group: the metrics of a round's row
-SOUND, NORM = "its update is sound", "norm of its update"  # what is checked for a block's clients
+SOUND, NORM = "its update is sound", "norm of its update"  # the checks of a block's clients
 
 
 @dataclass
 class Update:
     """The result of a round's replies. A server's step may reuse the memory of these arrays."""
 
-    model: dict[str, Tensor] = field(default_factory=dict)  # the mean update of each parameter that was sent
+    model: dict[str, Tensor] = field(default_factory=dict)  # the mean update of each sent parameter
     extra: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # by namespace: means of other arrays
-    metrics: dict[str, float] = field(default_factory=dict)  # of the replies, means by examples
+    metrics: dict[str, float] = field(default_factory=dict)  # of the replies, averaged by examples
     replies: int = 0  # valid ones; 0 if the round must change nothing
-    population: int = 0  # all clients, drawn or not
-    measured: Callable[[], Drift] = dict  # the drift, by a function that waits for the device
-    # The values themselves, from a rule that combines values: w + (value − w) may differ in the last bit.
+    population: int = 0  # all clients, sampled or not
+    measured: Callable[[], Drift] = dict  # the drift; a function, because it waits for the device
+    # The new values, from a rule that combines values: w + (value − w) may differ in the last bit.
     values: dict[str, Tensor] | None = None
-    merged: dict[str, Tensor] | None = None  # the result of the server's step, if that was taken early
+    merged: dict[str, Tensor] | None = None  # the result of the server's step, if taken early
 
     figures = Alias("metrics")  # its old name, for one release
 
@@ -47,7 +47,7 @@ class Update:
 
 
 class OpenBlock:
-    """A block whose rows are being taken: (clients, width) of updates, and the weight of each row."""
+    """A block that is being aggregated: (clients, width) updates, and the weight of each row."""
 
     def __init__(self, block: Block, gate: NormGate | None, equal: Collection[str]) -> None:
         self.block = block
@@ -63,14 +63,14 @@ class OpenBlock:
         self._norms = torch.stack([row_norms(part) for part in parts], dim=1)  # (clients, names)
         self.all = [float(count) for count in block.examples]
         weights = sent(torch.tensor(self.all, dtype=torch.float64), self._norms.device)
-        # They are copied to the host with the metrics: one wait for the device.
+        # Copied to the host together with the metrics: one synchronisation with the device.
         block.look_at(SOUND, (self._norms * weights.unsqueeze(1) < TOO_LARGE).all(dim=1))
         if gate is not None:
             own = self._norms
             if len(parameters) < len(names):
                 own = own[:, sent(torch.tensor(parameters), own.device)]
             block.look_at(NORM, torch.linalg.vector_norm(own, dim=1))
-        # The sum of all, started before the updates are checked: usually all are valid, and it is the result.
+        # The sum of all updates, started before they are checked: usually all are valid.
         self.sum_of_all = self._sums(weights)
 
     def accept(self, number: int, weight: float) -> str | None:
@@ -113,12 +113,12 @@ class RunningMean:
     """Σ nᵢuᵢ / Σ nᵢ with uᵢ = wᵢ − w, one weight sum per name, in a running sum.
 
     It holds one sum, whatever the number of replies, and turns each reply into its update in place: with the
-    model and the reply, that is three models in memory. Names that only some clients send are averaged
-    over those that sent them; a name that no client sent has no update. With `zero_fill` the mean is over all
-    clients of the round: one that did not send a name counts as an update of zero. In the namespaces `equal`
+    model and one reply, three models are in memory. Names that only some clients send are averaged over those
+    that sent them; a name that no client sent has no update. With `zero_fill` the mean is over all clients of
+    the round: a name that a client did not send counts as a zero update. In the namespaces `equal`
     (`PARAMETERS`: in the model too) all replies have the same weight, whatever their number of examples.
 
-    `group` names the part of the model that a parameter's drift counts for, or None to leave it out.
+    `group` returns the part of the model to which a parameter's drift belongs, or None to leave it out.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class RunningMean:
         self._scratch = torch.empty(CHUNK, dtype=torch.float64)
 
     def add(self, arrays: Mapping[str, Tensor], weight: float) -> str | None:
-        """Add one reply; the reason if it is refused, in which case nothing was added."""
+        """Add one reply. Returns the reason if it is refused; then nothing was added."""
         if isinstance(arrays, Slice):
             return self._add_row(arrays, weight)
         if isinstance(arrays, SummedReply):
@@ -157,8 +157,8 @@ class RunningMean:
         return self._add(arrays, norms, weight)
 
     def update_of(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A copy of the update that a reply to this round makes, to be added in a later one."""
-        if isinstance(arrays, Slice):  # opening its block has made updates of all its rows
+        """A copy of the update in a reply to this round, to be added in a later round."""
+        if isinstance(arrays, Slice):  # opening its block has turned all rows into updates
             updates = self._opened(arrays.block).block.slice(arrays.number)
             return {name: value.clone() for name, value in updates.items()}
         return {
@@ -167,12 +167,12 @@ class RunningMean:
         }
 
     def add_update(self, update: dict[str, Tensor], weight: float) -> str | None:
-        """Add the update of a reply to an earlier round, whose memory is used; otherwise as `add`."""
+        """Like `add`, for the update of a reply to an earlier round; reuses its memory."""
         norms = {name: norm_of(value, self._scratch) for name, value in update.items()}
         return self._add(update, norms, weight)
 
     def _add(self, arrays: Mapping[str, Tensor], norms: Mapping[str, Tensor], weight: float) -> str | None:
-        # A NaN or an infinity shows in its tensor's norm: one check for the whole reply.
+        # A NaN or infinity makes its tensor's norm non-finite: one check for the whole reply.
         if norms and not (torch.stack(list(norms.values())) * weight < TOO_LARGE).all():
             return unsound({name: float(norm) * weight for name, norm in norms.items()})
         parameter_norms = [norm for name, norm in norms.items() if not namespace_of(name)]
@@ -191,7 +191,7 @@ class RunningMean:
             zip(norms, torch._foreach_mul(torch._foreach_mul(each, each), list(counts.values())), strict=True)
         )
         known = [name for name in arrays if name in self._sum]
-        for count in {counts[name] for name in known}:  # one launch on a GPU for all that count the same
+        for count in {counts[name] for name in known}:  # one kernel launch for all names of equal weight
             alike = [name for name in known if counts[name] == count]
             sums, added = [self._sum[name] for name in alike], [arrays[name] for name in alike]
             torch._foreach_add_(sums, added, alpha=count)
@@ -201,7 +201,7 @@ class RunningMean:
             torch._foreach_add_([self._square[name] for name in known], [squares[name] for name in known])
         for name, update in arrays.items():
             if name not in self._sum:
-                # Not in place: a client in this process may keep the array that it sent.
+                # Not in place: a client in this process may keep the sent array.
                 self._sum[name] = update * counts[name] if namespace_of(name) else update.mul_(counts[name])
                 self._weight[name], self._square[name] = counts[name], squares[name]
         return None
@@ -217,13 +217,13 @@ class RunningMean:
                 self._square[name] = torch.tensor(sums.squares[name], dtype=torch.float64, device=own.device)
 
     def counts(self, name: str, examples: float, replies: int) -> float:
-        """The weight in this name's mean of this many examples from this many replies."""
+        """The weight of `examples` from `replies` replies in this name's mean."""
         return float(replies) if namespace_of(name) in self._equal else examples
 
-    # The rows of a block are added together: one product for all its clients.
+    # The rows of a block are summed together, as one matrix product.
 
     def expect(self, arrays: Mapping[str, Tensor]) -> None:
-        """A reply that will be added next, unchanged: the norms of its block are started at once."""
+        """Announce a reply that will be added next, unchanged: starts computing the norms of its block."""
         if isinstance(arrays, Slice):
             self._opened(arrays.block)
 
@@ -263,10 +263,10 @@ class RunningMean:
             else:
                 self._sum[name], self._weight[name], self._square[name] = total, counts[name], squares[name]
 
-    # Parts of a round that were summed where they trained.
+    # Parts of a round that were summed where the clients trained.
 
     def partial(self) -> PartialSums:
-        """The sums so far, for the mean of a whole round. Ends this object's use."""
+        """The sums so far, to be combined into a whole round's mean. Do not use this object afterwards."""
         self._close_block()
         return PartialSums(self._sum, self._weight, self._square, self._taken.examples, self._taken.replies)
 
@@ -275,7 +275,7 @@ class RunningMean:
         if reply.refused is not None:
             return reply.refused
         if self.gate and reply.norm is not None:
-            self.gate.problem(reply.norm)  # for the median: where it trained, it was found to lie within
+            self.gate.problem(reply.norm)  # for the median: the norm was already checked where it trained
         if not any(part is known for known in self._parts):
             own = part.sums
             self._fold(own.sums, own.squares, own.weights, own.examples, own.replies)
@@ -284,8 +284,8 @@ class RunningMean:
         return None
 
     def predict(self, replies: int) -> Update | None:
-        """The result of `finish` if all `replies` are accepted, by the same sums; None if the
-        expected block does not hold all of them. It is started before the replies are checked."""
+        """The result of `finish` if all `replies` are accepted, from the same sums; None if the expected
+        block does not contain all of them. Its computation starts before the replies are checked."""
         block = self._block
         if block is None or len(block.all) != replies or not all(block.all):
             return None
@@ -298,11 +298,11 @@ class RunningMean:
         return block.predicted
 
     def problem(self) -> str | None:
-        """Why the replies cannot be combined; a mean always can."""
+        """Why the replies cannot be combined; None for a mean."""
         return None
 
     def finish(self) -> Update:
-        """The means of what was sent, in the sums' own memory. Ends this object's use."""
+        """The means, in the sums' own memory. Do not use this object afterwards."""
         block = self._block
         if block is not None and block.predicted is not None and block.weights == block.all:
             return block.predicted
@@ -325,7 +325,7 @@ class RunningMean:
         weights = [self._weight[name] for name in update.model]
         norms = divide(list(update.model.values()), weights, self._scratch)
         if norms:
-            # One wait for the device for all names, and only if the drift is read.
+            # One synchronisation for all names, and only if the drift is read.
             norms_and_squares = torch.stack([*norms, *(self._square[name] for name in update.model)])
             update.measured = partial(self._drift, list(update.model), norms_and_squares)
         return update

@@ -1,15 +1,14 @@
-"""Whether clients still move a group of parameters together, and when that has faded: a rule for freezing it.
+"""Measure whether clients still move a group of parameters in a common direction: a rule for freezing it.
 
-A round's clients send updates uᵢ of the group. Their drift D² = Σ wᵢ‖uᵢ‖² − ‖ū‖² is what they disagree on.
-What they agree on cannot be read off one round: the mean of m clients carries D²/(m−1) of disagreement,
-which looks like movement, and clients with opposing updates have a small mean that may still point in a
-consistent direction. Random disagreement does not repeat in the next round; movement does. So the rule
-watches
+A round's clients send updates uᵢ of the group. Their drift D² = Σ wᵢ‖uᵢ‖² − ‖ū‖² measures disagreement.
+Agreement cannot be measured in one round: the mean of m clients contains D²/(m−1) of disagreement, which
+looks like movement, and clients with opposing updates have a small mean that may still point in a consistent
+direction. Random disagreement does not repeat in the next round; movement does. So the rule monitors
 
     agreement = ⟨ūₜ, d⟩        d: running mean of the earlier rounds' ū (at first ūₜ itself)
 
-whose expectation is the squared common movement for a cohort of any size, and freezes when, over a window, it
-has fallen below a small share of the drift, while the model has stopped learning:
+whose expectation is the squared common movement for a cohort of any size. It freezes when, over a window, the
+agreement has fallen below a small share of the drift and the model has stopped learning:
 
     mean of agreement < threshold · mean of drift    and
     mean training loss of a tenth of the run > (1 − progress) · that of the tenth before,
@@ -26,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-DECAY = 0.9  # of d: about the last ten rounds
+DECAY = 0.9  # of d: averages about ten rounds
 
 
 @dataclass(frozen=True)
@@ -36,18 +35,18 @@ class Rule:
     threshold: float = 0.005
     window: int = 5
     patience: int = 3
-    progress: float = 0.05  # a loss that falls by more than this share in `span` rounds: it still learns
+    progress: float = 0.05  # still learning: the loss falls by more than this share in `span` rounds
     span: int = 5
 
 
 def ratio(agreement: Sequence[float], drift: Sequence[float], window: int) -> float | None:
-    """Agreement over drift in the last `window` rounds; None where no drift was seen."""
+    """Agreement over drift in the last `window` rounds; None without any drift."""
     total = sum(drift[-window:])
     return sum(agreement[-window:]) / total if total > 0 else None
 
 
 def still_learns(losses: Sequence[float | None], rule: Rule) -> bool:
-    """Whether the last `span` losses lie below those before them; too few, or unknown ones, may."""
+    """Whether the mean loss still falls by `progress` from one `span` to the next; true if unknown."""
     span = rule.span
     known = [loss for loss in losses[-2 * span :] if loss is not None]
     if len(known) < 2 * span:
@@ -58,7 +57,7 @@ def still_learns(losses: Sequence[float | None], rule: Rule) -> bool:
 def freeze_after(
     agreement: Sequence[float], drift: Sequence[float], losses: Sequence[float | None], rule: Rule
 ) -> int | None:
-    """After how many of these rounds, counted from the first, to freeze; None: not yet."""
+    """The number of rounds, counted from the first, after which to freeze; None: not yet."""
     calm = 0
     for done in range(1, len(drift) + 1):
         now = ratio(agreement[:done], drift[:done], rule.window)
@@ -73,7 +72,7 @@ def freeze_after(
 
 @dataclass
 class Agreement:
-    """What a run has measured of one group. Its rows hold the metrics; only `direction` must be saved."""
+    """A run's measurements of one group. Rows contain the metrics; only `direction` must be saved."""
 
     rule: Rule
     rounds: list[int] = field(default_factory=list)
@@ -81,11 +80,11 @@ class Agreement:
     drift: list[float] = field(default_factory=list)
     losses: list[float | None] = field(default_factory=list)
     direction: dict[str, Tensor] = field(default_factory=dict)  # d
-    decided: int | None = None  # the last round before the freeze, of a resumed run, by whatever rule
+    decided: int | None = None  # of a resumed run: the last round before the freeze, by any rule
 
     @property
     def last_round(self) -> int | None:
-        """The last round in which the group trains, once the rule has found it."""
+        """The last round in which the group trains, once the rule has decided."""
         if self.decided is not None:
             return self.decided
         done = freeze_after(self.agreement, self.drift, self.losses, self.rule)
@@ -98,14 +97,14 @@ class Agreement:
         metrics = {
             "agreement": follow(self.direction, update),
             "drift": square,
-            # The common movement by this round alone: ‖ū‖² less its expectation for a mean of random updates.
+            # Common movement estimated from this round alone: ‖ū‖² minus its expectation for random updates.
             "signal": drift["mean_update"] ** 2 - square / spare if spare > 0 else None,
         }
         self._note(row, metrics)
         return metrics | {"ratio": ratio(self.agreement, self.drift, self.rule.window)}
 
     def recall(self, row: Mapping[str, Any], *, frozen: bool = False) -> None:
-        """A row from before the run was resumed; `frozen`: that round trained without the group."""
+        """Add a row from before the run was resumed; `frozen`: the group was frozen in that round."""
         if "warmup" in row:
             self._note(row, row["warmup"])
         elif frozen and self.decided is None:
@@ -119,7 +118,7 @@ class Agreement:
 
 
 def follow(direction: dict[str, Tensor], update: Mapping[str, Tensor]) -> float:
-    """The agreement ⟨ū, d⟩ of a round's mean update; `direction`, d, then takes it in."""
+    """The agreement ⟨ū, d⟩ of a round's mean update; then adds ū to the running mean `direction`, d."""
     parts = []
     for name, tensor in update.items():
         earlier = direction.setdefault(name, tensor)

@@ -1,6 +1,6 @@
 """The heads of the sites' audit logs, as each reply reports them: `anchors.jsonl` in the run's folder.
 
-A site whose log is shortened later cannot take back what it reported (`site audit --anchors`).
+A site whose log is truncated later cannot undo what it reported (`site audit --anchors`).
 """
 
 import datetime
@@ -17,7 +17,7 @@ class AnchorFile:
     path: Path
 
     def add(self, site: str, digest: str) -> None:
-        """Append it, if it is a digest."""
+        """Append the value, if it is a digest."""
         if not DIGEST.fullmatch(digest):
             return
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

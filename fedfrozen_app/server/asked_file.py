@@ -1,7 +1,7 @@
-"""`flower/asked.json`: who was asked in the round that goes on, written before the requests leave.
+"""`flower/asked.json`: the clients of the current round's requests, written before these are sent.
 
-A checkpoint is older than that. The run that resumes from it asks these clients first, for the same round:
-its request is the same, so that a site which has trained for it sends its stored reply, and pays once.
+A checkpoint is older than that. A run resumed from it sends the same round's request to these clients first:
+the request is the same, so a site that has trained for it sends its stored reply, and pays once.
 """
 
 import json
@@ -29,7 +29,7 @@ class AskedFile:
         replace_file(self.path, json.dumps({"round": server_round, "clients": list(clients)}))
 
     def read(self, server_round: int) -> list[str]:
-        """Those of this round, in the order in which they were asked; of another, or without a file, none."""
+        """The clients of this round's requests, in order; none if the file is missing or of another round."""
         try:
             found = json.loads(self.path.read_text("utf-8"))
             same = found["round"] == server_round

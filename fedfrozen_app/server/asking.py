@@ -1,4 +1,4 @@
-"""The server's side of a census or a study: ask every node, and collect its answer or why it gave none."""
+"""The server's side of a census or a study: send every node a request, and collect answers or failures."""
 
 import logging
 import time
@@ -22,24 +22,24 @@ from fedfrozen_app.server.node_names import problem_of_name
 from fedfrozen_app.server.transport import with_grace
 
 log = logging.getLogger(__name__)
-POLL = 0.2  # seconds between two checks for answers
+POLL = 0.2  # seconds between checks for answers
 NO = "it refused; its own log says why"
 
 
 @dataclass(frozen=True)
 class Limits:
     least: int = 1  # nodes to wait for
-    timeout: float = 120.0  # seconds, for nodes to come and to answer
-    approval_timeout: float = 0.0  # and for people at a site to decide
+    timeout: float = 120.0  # seconds, for nodes to connect and to answer
+    approval_timeout: float = 0.0  # seconds, for people at a site to decide
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, and how its answers are read."""
+    """A request to all nodes, and the parser of its answers."""
 
     what: str
     message: Callable[[int, float], Message]  # to a node, with its time to live
-    read_answer: Callable[[str], Any]  # `ValueError` where it is none
+    read_answer: Callable[[str], Any]  # `ValueError` if invalid
     problem_beside: Callable[[Any, Mapping[str, Any]], str | None] = lambda found, others: None
 
 
@@ -51,14 +51,14 @@ def census_question(ask: Ask) -> Question:
 
 @dataclass
 class NodeStates:
-    """Where each node that was asked stands."""
+    """The state of each node that was sent the request."""
 
-    open: dict[int, str] = field(default_factory=dict)  # the message that has no answer yet
-    again: dict[int, float] = field(default_factory=dict)  # waits for approval; when to ask again
+    open: dict[int, str] = field(default_factory=dict)  # id of the message without an answer yet
+    again: dict[int, float] = field(default_factory=dict)  # waits for approval: when to ask again
     done: set[int] = field(default_factory=set)
 
     def is_due(self, node: int) -> bool:
-        """Whether it is time to ask it."""
+        """Whether it is time to send this node the request."""
         if node in self.done or node in self.open:
             return False
         return time.monotonic() >= self.again.get(node, 0.0)
@@ -70,17 +70,17 @@ class Asking:
     ask: Spelled
     question: Question
     limits: Limits = field(default_factory=Limits)
-    sites: Mapping[int, str] = field(default_factory=dict)  # names of nodes, as the server registered them
+    sites: Mapping[int, str] = field(default_factory=dict)  # names of nodes registered by the server
     anchors: AnchorFile | None = None
     stop_asked: Callable[[], bool] = lambda: False
     only: Collection[int] | None = None  # ask these nodes alone
     answers: dict[str, Any] = field(default_factory=dict)
-    nodes: dict[str, int] = field(default_factory=dict)  # those that answered, by name
+    nodes: dict[str, int] = field(default_factory=dict)  # nodes that answered, by name
     refused: dict[str, str] = field(default_factory=dict)
     _states: NodeStates = field(default_factory=NodeStates)
 
     def run(self) -> None:
-        """Until all connected nodes have answered, or the time is over."""
+        """Run until all connected nodes have answered, or the time-out."""
         began = time.monotonic()
         while True:
             nodes = [node for node in self.grid.get_node_ids() if self.only is None or node in self.only]

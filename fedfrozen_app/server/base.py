@@ -25,7 +25,7 @@ __all__ = ["Federation", "PlannedFedAvg", "Settings"]
 class PlannedFedAvg(StrategySeams):
     """FedAvg with a named plan per round in place of "everything, always".
 
-    It holds the full model, adds replies to a running sum one by one, and merges by name.
+    It holds the full model, adds replies one by one to a running sum, and merges by parameter name.
     """
 
     def start(

@@ -1,10 +1,10 @@
-"""Coded broadcasts: the server sends how its model has changed, in few bits, and knows what clients hold.
+"""Coded broadcasts: the server sends compressed changes of its model, and tracks what clients hold.
 
-The server keeps its exact model w, and by name the value v that its broadcasts have led to. A round's code is
-of w − v; clients add what they decode to the v that they hold, and train from that. What a code lost is in
-the next w − v: error feedback at the server (EF21-P, Gruntkowska et al. 2022, arXiv 2209.15218). What no
-client trains in a round is sent exactly: nothing would correct it later. So is an array to clients that hold
-none of the values from which fewer bytes of codes lead to v.
+The server keeps its exact model w, and for each name the value v that results from its broadcasts. A round's
+code encodes w − v; clients add the decoded change to the v that they hold, and train from the result. The
+error of a code is part of the next w − v: error feedback at the server (EF21-P, Gruntkowska et al. 2022,
+arXiv 2209.15218). Parameters that no client trains in a round are sent exactly: nothing would correct them
+later. So is an array to a client without any value from which the codes to v take fewer bytes than the array.
 """
 
 from collections.abc import Collection, Mapping
@@ -36,15 +36,15 @@ VALUE, EXACT, CODES = "value", "exact", "codes"  # namespaces in a checkpoint
 
 @dataclass(frozen=True)
 class Version:
-    """What clients hold of an array after the last broadcast, and the codes that led there."""
+    """The version of an array that clients hold after the last broadcast, and the codes that led to it."""
 
     value: Tensor
     digest: str
     exact: str  # the digest of the server's own array at that broadcast
-    codes: tuple[tuple[str, Tensor], ...] = ()  # each with the digest of the value before it, oldest first
+    codes: tuple[tuple[str, Tensor], ...] = ()  # (digest of the value before it, code), oldest first
 
     def since(self, held: Collection[str]) -> int | None:
-        """How many of the last codes a client lacks; None where none of them begins at what it holds."""
+        """The number of last codes that a client lacks; None if no code starts from a value that it holds."""
         for count, (before, _) in enumerate(reversed(self.codes), 1):
             if before in held:
                 return count
@@ -53,7 +53,7 @@ class Version:
 
 @dataclass
 class Broadcast:
-    codec: tuple[str, Any] | None = None  # None: arrays travel as they are
+    codec: tuple[str, Any] | None = None  # None: arrays are sent as they are
     seed: int = 0
     _versions: dict[str, Version] = field(default_factory=dict)
 
@@ -64,7 +64,7 @@ class Broadcast:
     def begin(
         self, request: TrainRequest, model: dict[str, Tensor]
     ) -> tuple[TrainRequest, dict[str, Tensor]]:
-        """The round's request for what clients will hold, and the model that they will train from."""
+        """The round's request for the values that clients will hold, and the model from which they train."""
         if self.coder is None:
             return request, model
         names = [name for name in request.base if is_parameter(name)]
@@ -94,7 +94,7 @@ class Broadcast:
     def _coded(
         self, server_round: int, name: str, exact: Tensor, before: Tensor
     ) -> tuple[Tensor, Tensor] | None:
-        """The code, and the value that it leads to; None where that is no finite one."""
+        """The code and the resulting value; None if that is not finite."""
         assert self.coder is not None
         drawn = numpy_generator(self.seed, "broadcast", server_round, name)
         code = torch.from_numpy(np.ascontiguousarray(self.coder.pack_array((exact - before).cpu(), drawn)))
@@ -105,26 +105,26 @@ class Broadcast:
         return (code, value) if bool(torch.isfinite(value).all()) else None
 
     def codes_for(self, name: str, digest: str, held: Collection[str]) -> int:
-        """How many codes of this array a client is sent that holds these digests; 0: the array itself."""
+        """The number of codes of this array to send to a client with these digests; 0: the array itself."""
         known = self._versions.get(name)
-        if known is None or known.digest != digest:  # an array of this client's own
+        if known is None or known.digest != digest:  # an array for this client alone
             return 0
         return known.since(held) or 0
 
     def joined(self, name: str, count: int) -> Tensor:
-        """The array's last codes, as they travel."""
+        """The array's last codes, in wire format."""
         last = self._versions[name].codes[-count:]
         return joined(last[0][0], [code for _, code in last])
 
     def bytes_of(self, name: str, array: Tensor, digest: str, held: Collection[str]) -> int:
-        """Of an array that such a client lacks."""
+        """Bytes to send for an array that such a client lacks."""
         count = self.codes_for(name, digest, held)
         return array.nbytes if self.coder is None or not count else coded_bytes(self.coder, array, count)
 
     # Checkpoints -------------------------------------------------------------------------------------
 
     def state(self, digests_now: Mapping[str, str]) -> dict[str, Tensor]:
-        """What a checkpoint keeps: values other than the model's, whose digests these are, and all codes."""
+        """The arrays for a checkpoint: values that differ from the model's (`digests_now`), and all codes."""
         found: dict[str, Tensor] = {}
         for name, known in self._versions.items():
             if known.codes or known.digest != digests_now.get(name):

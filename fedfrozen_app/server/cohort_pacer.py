@@ -1,9 +1,8 @@
 """Buffered pacing of masked sums: cohorts of clients that start together from one version of the model.
 
-A mask cancels in the sum over its cohort alone, so that a buffer of masked updates is one cohort:
-`pacing.buffer` clients that are asked at one instant. Several cohorts are at work at once, and the server
-steps whenever one of them is through. Cohorts do not wait for each other; a cohort waits for its slowest
-client.
+Masks cancel only in the sum over their cohort, so a buffer of masked updates is one cohort: `pacing.buffer`
+clients that get their requests at the same time. Several cohorts train concurrently, and the server steps
+whenever one of them finishes. Cohorts do not wait for each other; a cohort waits for its slowest client.
 """
 
 from bisect import bisect_left, insort
@@ -19,9 +18,9 @@ from fedfrozen_app.server.sampling import cohort_size, draw_more
 
 @dataclass
 class CohortPacer(Pacer):
-    """No client is in two sums from one version: the difference of two sums could be one client's update."""
+    """Paces cohorts. No client is in two sums of one version: their difference could be one update."""
 
-    cohorts: list[tuple[str, ...]] = field(default_factory=list)  # at work, in the order in which they began
+    cohorts: list[tuple[str, ...]] = field(default_factory=list)  # in training, in the order of their start
 
     @property
     def kind(self) -> str:
@@ -41,7 +40,7 @@ class CohortPacer(Pacer):
                 for client in chosen:
                     del free[bisect_left(free, natural_order(client), key=natural_order)]
                 self._begin_cohort(ask(chosen, self.now), closed)
-            if not self.cohorts:  # fewer clients are left than a cohort has
+            if not self.cohorts:  # fewer clients are left than a cohort needs
                 break
             ended = self._end_cohort(number, closed)
             for one in ended:
@@ -55,7 +54,7 @@ class CohortPacer(Pacer):
         closed.asked.extend(asked)
 
     def _end_cohort(self, number: int, closed: ClosedRound) -> list[Assignment]:
-        """The next cohort is through; of equal times, the one that began first."""
+        """Let the next cohort finish; at equal times, the one that started first."""
         cohort = min(self.cohorts, key=self._ends_at)
         self.now = max(self.now, self._ends_at(cohort))
         ended = self.remove(cohort[0])
@@ -66,7 +65,7 @@ class CohortPacer(Pacer):
         return max(self.at_work[client].replies_at for client in cohort)
 
     def remove(self, client: str) -> list[Assignment]:
-        """All of its cohort are free: no sum is left without one of its clients."""
+        """Free its whole cohort: without one of its clients there is no sum."""
         (cohort,) = (one for one in self.cohorts if client in one)
         self.cohorts.remove(cohort)
         return [self.at_work.pop(one) for one in cohort]

@@ -1,4 +1,4 @@
-"""The server's connection to its clients: transport, membership, and what all rounds share."""
+"""The server's connection to its clients: transport, membership, and the state that all rounds share."""
 
 import time
 from collections.abc import Collection, Mapping
@@ -28,21 +28,21 @@ class Connection:
     foundation: Foundation = field(default_factory=Foundation)
     lateness: Lateness = field(default_factory=Lateness)
     closed: ClosedSites = field(default_factory=ClosedSites)
-    counts_clients: bool = False  # whether bytes are counted for each client too
+    counts_clients: bool = False  # whether bytes are also counted per client
     pacing: Pacing | None = None  # None: a round waits for all its clients
     codec: CodecConfig = field(default_factory=CodecConfig)  # of uploads and broadcasts
     broadcast: Broadcast = field(default_factory=Broadcast)
-    trust: Trust = field(default_factory=Shown)  # whose signatures under keys of masked rounds are valid
+    trust: Trust = field(default_factory=Shown)  # verifies signatures of masked rounds' keys
 
     def nodes_of_round(self) -> Mapping[str, int]:
-        """The clients there are. Where nobody is waited for, a node that has gone is not either."""
+        """The present clients. Waits for a disconnected node only if rounds wait for all clients."""
         if self.pacing is not None and self.pacing.live:
             return self.membership.greet(time.monotonic()) or self.membership.present()
         return self.membership.present()
 
     @property
     def ticket(self) -> dict[str, str] | None:
-        """What requests to real sites carry: the proposal they accepted. Simulated nodes accept none."""
+        """The accepted proposal, which requests to real sites contain. Simulated nodes have none."""
         proposal = self.membership.invitation.proposal
         return None if proposal is None or self.membership.num_partitions() else proposal.ticket
 

@@ -1,8 +1,8 @@
-"""The masked sums that sites were asked to agree to: `flower/sums.json` in the run's folder.
+"""The masked sums for which sites were asked for agreement: `flower/sums.json` in the run's folder.
 
-A site agrees to no second sum of a round, or from a model, over other sites: their difference could be one
-site's update. A round that is repeated, or that begins from the model of a round without a result, is
-therefore asked of the same sites, also after the server was killed.
+A site does not agree to a second sum of the same round, or from the same model, over other sites: the
+difference could be one site's update. So a repeated round, or one that starts from the model of a round
+without a result, has the same sites, even after the server was killed.
 """
 
 import json
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class EarlierSums:
-    path: Path | None = None  # None: simulated clients, which remember nothing
+    path: Path | None = None  # None: simulated clients, which have no memory of sums
     run: str = ""
-    spoilers: set[str] = field(default_factory=set)  # clients that have spoilt a masked round
-    clip: float | None = None  # of the next masked round, where it is renewed; a checkpoint's row holds it
-    # Of a run with noise in the sum: what a round's clients add, by settings alone.
+    spoilers: set[str] = field(default_factory=set)  # clients that have made a masked round fail
+    clip: float | None = None  # of the next masked round, if it adapts; a checkpoint's row has it
+    # With noise in the sum: the noise that a round's clients add, from the settings alone.
     owed: Callable[[int], Mapping[str, float]] = lambda number: {}
     _sums: list[dict[str, Any]] = field(default_factory=list)
 
@@ -38,7 +38,7 @@ class EarlierSums:
                 log.warning("%s cannot be read (%s): it is replaced.", self.path, error)
 
     def add(self, request: TrainRequest, clients: Sequence[str]) -> None:
-        """Before the sites are asked: one of them may agree although the server does not learn of it."""
+        """Record a sum before the sites are asked: one may agree without the server learning of it."""
         if self.path is None:
             return
         self._sums.append(
@@ -50,8 +50,8 @@ class EarlierSums:
     def cohort(
         self, drawn: list[str], request: TrainRequest, present: Collection[str], *, private: bool
     ) -> list[str]:
-        """The clients to ask: those drawn, or those of the earlier sum that the sites still know. Of a
-        private run, sites compare the sums of one round alone."""
+        """The clients of the request: those drawn, or those of the earlier sum that the sites remember. In a
+        private run, sites compare only sums of the same round."""
         known = [one for one in self._sums if self._is_same(one, request, private)]
         if not known:
             return drawn

@@ -1,7 +1,7 @@
 """Masked rounds in which clients choose layers: one cohort for each choice.
 
-The server knows who chose what. A layer that fewer than `fewest` clients of a sum sent would reveal them: so
-all clients of a cohort send the same layers, and a client whose choice too few share takes another.
+The server knows each client's choice. A layer sent by fewer than `fewest` clients of a sum would reveal their
+updates: so all clients of a cohort send the same layers, and a client with a rare choice gets another one.
 """
 
 import time
@@ -21,11 +21,11 @@ Layers = tuple[int, ...]
 
 
 def groups_of(choices: Mapping[str, Layers], fewest: int) -> dict[Layers, list[str]]:
-    """The layers of each group, and its clients: at least `fewest` of them where the cohort has that many.
+    """The layers of each group, and its clients: at least `fewest` if the cohort has that many.
 
-    Clients with one choice are a group. Of the choices that fewer share, all clients together take the layers
-    that most of them chose; where even these clients are too few, each joins the group whose layers have most
-    in common with its own, of such groups the smallest.
+    Clients with the same choice form a group. The clients of all smaller groups together take the layers that
+    most of them chose; if even these are too few, each joins the group whose layers have most in common with
+    its own, the smallest one in a tie.
     """
     same: dict[Layers, list[str]] = {}
     for client, layers in choices.items():
@@ -43,7 +43,7 @@ def groups_of(choices: Mapping[str, Layers], fewest: int) -> dict[Layers, list[s
 
 
 def most_chosen(choices: Mapping[str, Layers]) -> Layers:
-    """As many layers as each of these clients chose; of layers that as many chose, the higher."""
+    """The most chosen layers, as many as each client chose; in a tie, the higher layers."""
     votes = Counter(layer for layers in choices.values() for layer in layers)
     count = len(next(iter(choices.values())))
     return tuple(sorted(sorted(votes, key=lambda layer: (votes[layer], layer), reverse=True)[:count]))
@@ -59,7 +59,7 @@ def grouped_round(
     fewest: int,
     patience: float,
 ) -> MaskedRound:
-    """Ask the clients what they choose. The question carries the model, which they then hold for training."""
+    """Ask the clients for their choices. The request includes the model, which they keep for training."""
     began = time.perf_counter()
     choices: dict[str, Layers] = {}
     failures: dict[str, str] = {}

@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 def evaluate_clients(
     strategy: PlannedFedAvg, after_round: int
 ) -> tuple[dict[str, dict[str, float]], dict[str, str], Traffic]:
-    """Every client's metrics on its own test rows, with the newest shared arrays; why others have none. Of
-    more than `LISTED` clients, those of as many that the run's seed draws."""
+    """Every client's metrics on its own test rows, with the newest shared arrays, and the reasons of
+    failures. Of more than `LISTED` clients, a random sample of that size, drawn with the run's seed."""
     request = strategy.request(after_round + 1, {})
     request, arrays = add_to(request, strategy.model, follow(strategy.server_state, request, strategy.model))
     plan = replace(strategy.afterwards(after_round + 1), shared=())

@@ -1,4 +1,4 @@
-"""What a request and its reply will weigh on the wire, known before anything is sent."""
+"""The bytes of a request and its reply on the wire, computed before anything is sent."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from fedfrozen_app.server.seams import StrategySeams
 
 @dataclass
 class ExpectedBytes:
-    """Of one round: by the ledger for the arrays that a client lacks, by the plan for those that it sends."""
+    """Bytes of one round: down by the ledger (what a client lacks), up by the plan (what it sends)."""
 
     strategy: StrategySeams
     request: TrainRequest
     arrays: Mapping[str, Tensor]
-    _down: dict[frozenset[str], int] = field(default_factory=dict)  # by what a client holds
+    _down: dict[frozenset[str], int] = field(default_factory=dict)  # by the digests that a client holds
 
     def __post_init__(self) -> None:
         self._text = len(self.request.json.encode())

@@ -1,4 +1,4 @@
-"""What surrounds a strategy: the run it is part of, its settings, and hooks after its rounds."""
+"""The environment of a strategy: the run it is part of, its settings, and hooks after its rounds."""
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -38,10 +38,10 @@ Evaluate = Callable[[int, ArrayRecord], Mapping[str, Any] | None]  # how the ser
 
 
 class Hook(Protocol):
-    """Runs after every round: writes, saves, shows or stops."""
+    """A callback after every round: writes, saves, shows or stops."""
 
     def after_round(self, strategy: Any, row: Row) -> tuple[bool, Row]:
-        """Whether to stop, and what to add to the round's row; `strategy` is the one whose round it was."""
+        """Return whether to stop, and what to add to the round's row; `strategy` is the round's strategy."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,19 @@ class Settings:
     """A strategy's own settings; empty for those that have none."""
 
     def checked(self, num_rounds: int) -> Self:
-        """Themselves with defaults filled in, or a `UserError`."""
+        """These settings with defaults filled in, or a `UserError`."""
         check_settings(self, "strategy.")
         return self
 
     @classmethod
     def kept_by(cls, had: Mapping[str, Any], last: Row) -> dict[str, Any]:
-        """The settings of a run that stay when it is resumed with more rounds after the row `last`, although
-        they were left to their defaults then and are now."""
+        """Defaults that must keep their values when a run is resumed with more rounds after row `last`."""
         return {}
 
 
 @dataclass
 class Federation:
-    """What a strategy needs to know of the run around it."""
+    """What a strategy needs to know about its run."""
 
     connection: Connection
     participation: float = 1.0
@@ -70,17 +69,17 @@ class Federation:
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
     # Called with round, client, reply and model before the reply enters the sum.
     on_upload: Callable[[int, str, Reply, Mapping[str, Tensor]], None] | None = None
-    private: bool = False  # clients add noise, and must know how often they will be drawn
+    private: bool = False  # clients add noise, and must know in how many rounds they take part
     optimizer: ServerOptimizer = field(default_factory=NoOptimizer)
     client: ClientConfig = field(default_factory=ClientConfig)  # how clients train
     secure: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
-    rule: AdapterRule = field(default_factory=AdapterRule)  # how clients' adapters become one
+    rule: AdapterRule = field(default_factory=AdapterRule)  # how clients' adapters are merged
     exchanged: Collection[str] | None = None  # the names that a strategy may use; None: all
-    sums: EarlierSums = field(default_factory=EarlierSums)  # that sites were asked to agree to
+    sums: EarlierSums = field(default_factory=EarlierSums)  # masked sums proposed to sites
 
     @cached_property
     def roles(self) -> Mapping[str, Role]:
-        """Of the exchanged parameters, without those that each side loads for itself."""
+        """The roles of the exchanged parameters, without those that each side loads for itself."""
         roles, known = self.connection.roles, self.exchanged
         return roles if known is None else {name: role for name, role in roles.items() if name in known}
 
@@ -92,15 +91,16 @@ class Federation:
         return draw_batches(whole, self.participation, self.seed, server_round)
 
     def population(self, present: Iterable[str]) -> Iterable[str]:
-        """All registered sites, whoever is connected now: a resumed run asks the same of each. Of simulated
-        nodes those that are there."""
+        """All registered sites, connected or not, so that a resumed run asks the same of each; or all present
+        simulated nodes."""
         membership = self.connection.membership
         registered = {*membership.sites.values()} - membership.excluded
         return in_order(tuple(registered)) if registered else present
 
     def without_spoilers(self, cohort: list[str]) -> list[str]:
-        """The cohort of a masked round. Sites that agreed to a sum over a client agree to none that isolates
-        it: then the same sites are asked again. With noise, a client that spoilt a round is left out."""
+        """The cohort of a masked round. Sites that agreed to a sum over a client agree to no sum that
+        isolates it, so the same sites are asked again. With noise, clients that made a round fail
+        are left out."""
         if not self.private and self.sums.path is not None:
             return cohort
         if gone := [client for client in cohort if client in self.sums.spoilers]:
@@ -109,18 +109,18 @@ class Federation:
 
     @property
     def in_batches(self) -> bool:
-        """Whether a round's cohort is made of whole batches."""
+        """Whether a round's cohort consists of whole batches."""
         if self.aggregation.cohorts != "auto":
             return self.aggregation.cohorts == "batches"
         masked = self.secure.name == "on" and self.secure.choices == "union"
         return masked and not self.private and self.sums.path is not None
 
     def batches(self, present: Iterable[str]) -> list[list[str]]:
-        """Over all registered sites: which of them are connected must not change the batches."""
+        """Batches of all registered sites: connections must not change them."""
         return batches_of(self.population(present), self.secure.min_cohort)
 
     def participations(self, names: Iterable[str], num_rounds: int) -> dict[str, int]:
-        """In how many rounds each client takes part, or at most, where clients must know that."""
+        """The (maximum) number of rounds in which each client takes part, if clients must know it."""
         if not self.private:
             return {}
         pacing = self.connection.pacing
@@ -134,7 +134,7 @@ class Federation:
     def aggregator(
         self, model: Mapping[str, Tensor], median_norm: float | None, zero_fill: bool, equal: Collection[str]
     ) -> RunningMean:
-        """What aggregates a round's replies."""
+        """The aggregator of a round's replies."""
         group = partial(self.drift_group, model)
         return make_aggregator(self.aggregation, model, group, median_norm, zero_fill=zero_fill, equal=equal)
 
@@ -143,11 +143,11 @@ class Federation:
     ) -> None:
         """Call `on_upload` with a reply before it enters the sum."""
         if self.on_upload is not None and isinstance(reply, Reply):
-            reply.arrays = {n: v.clone() for n, v in reply.arrays.items()}  # a block's rows change as one
+            reply.arrays = {n: v.clone() for n, v in reply.arrays.items()}  # a block's rows change together
             self.on_upload(server_round, client, reply, model)
 
     def drift_group(self, model: Mapping[str, Tensor], name: str) -> str | None:
-        """The part of the model that this array's drift counts for; None leaves it out."""
+        """The part of the model to which this array's drift belongs; None leaves it out."""
         role = self.roles[name]
         if role.kind == "key" and model[name].ndim == 1:
             return None  # softmax ignores key biases: their movement is rounding noise

@@ -1,7 +1,7 @@
-"""The requests that nodes are at work on, as one round sends, receives and repeats them.
+"""The requests in flight, as one round sends, receives and repeats them.
 
-A lost request is sent again as it was: a site that has trained for it sends its stored reply, and neither
-trains nor pays twice. A site outside its opening hours is left alone until it opens.
+A lost request is sent again unchanged: a site that has trained for it sends its stored reply, and neither
+trains nor pays twice. A site outside its opening hours gets no messages until it opens.
 """
 
 import logging
@@ -25,22 +25,22 @@ from fedfrozen_app.server.transport import Probes, has_crashed, is_gone
 
 log = logging.getLogger(__name__)
 Arrival = tuple[InFlight, Reply | str]
-PAUSE = 2.0  # seconds until a lost request is sent again: its node may seem connected for a moment
+PAUSE = 2.0  # seconds until a lost request is sent again: its node may still seem connected
 
 
 @dataclass
 class Flights:
     pacing: LivePacing
     connection: Connection
-    messages: RequestMessages  # which count their bytes in this round
-    metric_names: Sequence[str] = ()  # that clients may send besides those of a request
-    is_too_old: Callable[[InFlight], bool] = lambda flight: False  # for its reply to count
-    asked: list[str] = field(default_factory=list)  # for this round, in this order
-    owed: list[str] = field(default_factory=list)  # who was asked for it before the run was resumed
-    dropped: list[str] = field(default_factory=list)  # whose requests are given up
+    messages: RequestMessages  # counts its bytes in this round
+    metric_names: Sequence[str] = ()  # metrics that clients may send besides those of a request
+    is_too_old: Callable[[InFlight], bool] = lambda flight: False  # whether its reply would be too old
+    asked: list[str] = field(default_factory=list)  # clients of this round's requests, in order
+    owed: list[str] = field(default_factory=list)  # clients asked before the run was resumed
+    dropped: list[str] = field(default_factory=list)  # clients whose requests are dropped
 
     def send(self, server_round: int, requests: Sequence[ClientRequest]) -> None:
-        """New requests, to nodes that are free. Who was asked is on the disk before they leave."""
+        """Send new requests to idle nodes. Their names are on disk before the requests are sent."""
         self.asked += [one.client for one in requests]
         if self.pacing.asked is not None:
             self.pacing.asked.write(server_round, list(dict.fromkeys([*self.asked, *self.owed])))
@@ -49,7 +49,7 @@ class Flights:
         self.pacing.flights.update({flight.asked.client: flight for flight in flights})
 
     def send_lost(self, nodes: Mapping[str, int]) -> None:
-        """Lost requests again, to nodes that are there; those whose replies would be too old are dropped."""
+        """Send lost requests again to nodes that are connected; drop those whose replies would be too old."""
         now, due = time.monotonic(), []
         for client, flight in list(self.pacing.flights.items()):
             if flight.message_id is not None or now < flight.due_at:
@@ -65,13 +65,13 @@ class Flights:
         self._push(due)
 
     def arrivals(self) -> Iterator[Arrival]:
-        """Replies that are in, one at a time: those that no step needs yet stay where they are."""
+        """Yield arrived replies one at a time: replies that no step needs yet are not fetched."""
         transport, last_state = self.connection.transport, self.connection.membership.last_state
         for flight in self.pacing.at_nodes:
             assert flight.message_id is not None
             client, message = flight.asked.client, transport.receive(flight.message_id, 0.0)
             if message is None and self._is_lost(flight):
-                message = transport.receive(flight.message_id, 0.0)  # both answers may be in since
+                message = transport.receive(flight.message_id, 0.0)  # it may have answered both since
                 if message is None:
                     self._lose(flight, "it is back without it")
             if message is not None and (reply := self._read(flight, message)) is not None:
@@ -82,7 +82,7 @@ class Flights:
                 yield flight, reply
 
     def give_up(self) -> None:
-        """Requests without a reply for so long that Flower keeps them no more: the nodes are free again."""
+        """Drop requests that Flower has discarded after their time to live: the nodes are idle again."""
         limit = time.monotonic() - self.connection.transport.timeout
         for client, flight in list(self.pacing.flights.items()):
             if flight.sent_at < limit:
@@ -108,8 +108,8 @@ class Flights:
     # Replies -----------------------------------------------------------------------------------------
 
     def _read(self, flight: InFlight, message: Message) -> Reply | str | None:
-        """The reply, checked under its own request; None while there is none: the node is gone or closed, or
-        was sent what it lacks."""
+        """The reply, checked against its own request; None while there is none: the node is disconnected or
+        closed, or was sent missing arrays."""
         connection, asked = self.connection, flight.asked
         if is_gone(message) or has_crashed(message):
             return self._lost(flight, message)
@@ -125,7 +125,7 @@ class Flights:
             self._send_again(flight, self.messages.missing(flight.asked))
             return None
         lacks = [] if isinstance(reply, str) or reply.request != asked.request.digest else reply.lacks
-        if lacks and flight.sent_again < 2:  # first what it lacks; then all, which works without a cache
+        if lacks and flight.sent_again < 2:  # first the missing arrays; then all, which works without a cache
             names = [name for name in asked.request.base if flight.sent_again or name in lacks]
             log.info("Client %s lacks %s.", asked.client, counted(len(lacks), "array"))
             self._send_again(flight, names)
@@ -139,7 +139,7 @@ class Flights:
         flight.sent_again += 1
 
     def _close(self, flight: InFlight, opens_in: float) -> None:
-        """The site has not begun. What it may have trained for before is asked for again when it opens."""
+        """Note that the site has not started. Its request is sent again when it opens."""
         client, membership = flight.asked.client, self.connection.membership
         self.connection.closed.close(client, membership.called(client), opens_in)
         membership.last_state[client] = f"was closed in round {flight.version}"
@@ -153,14 +153,14 @@ class Flights:
     # Lost requests -----------------------------------------------------------------------------------
 
     def _is_lost(self, flight: InFlight) -> bool:
-        """Whether the site is back without the request. Warns of a late reply."""
+        """Whether the site is back without the request. Also warns of a late reply."""
         now = time.monotonic()
         if flight.awaited is not None and now >= flight.awaited.late_at:
             flight.awaited.warn_late()
         return flight.probes is not None and flight.probes.answered(now)
 
     def _lost(self, flight: InFlight, message: Message) -> str | None:
-        """A node whose executor fails over a request again and again has failed."""
+        """Note a lost request; a node whose executor fails on it repeatedly has failed."""
         flight.crashes += has_crashed(message)
         reason = message.error.reason or "its executor ended"
         if flight.crashes > CRASHES:
@@ -187,5 +187,5 @@ class Flights:
         if flight.awaited is not None:
             known = flight.awaited.lateness
             flight.awaited.ended(answered=answered)
-            if answered:  # a node that is always slow is not warned of each time
+            if answered:  # no repeated warnings about a node that is always slow
                 known.slowest = max(known.slowest, time.monotonic() - flight.awaited.began)

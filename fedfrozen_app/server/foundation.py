@@ -1,4 +1,4 @@
-"""Weights that each side loads for itself, such as a pretrained base, and clients that load other ones."""
+"""Weights that each side loads for itself, such as a pretrained base, and clients with other ones."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,13 +12,13 @@ from fedfrozen_app.exchange.train_request import TrainRequest
 
 @dataclass
 class Foundation:
-    arrays: Callable[[], Mapping[str, Tensor]] = dict  # as the server has loaded them
-    clients: set[str] = field(default_factory=set)  # that loaded other weights: their requests name these
-    _digests: dict[str, str] = field(default_factory=dict)  # once computed: they do not change
+    arrays: Callable[[], Mapping[str, Tensor]] = dict  # the server's values
+    clients: set[str] = field(default_factory=set)  # clients with other weights: their requests include these
+    _digests: dict[str, str] = field(default_factory=dict)  # cached: they do not change
 
     @property
     def digests(self) -> Collection[str]:
-        """Of these weights, once a client was sent them."""
+        """Digests of these weights, once they were sent to a client."""
         return self._digests.values()
 
     def by_digest(self) -> Mapping[str, Tensor]:
@@ -35,7 +35,7 @@ class Foundation:
         return replace(request, base={**self._digests, **request.base}), {**arrays, **model}
 
     def is_asked_for(self, reply: Reply | str, request: TrainRequest) -> bool:
-        """Whether the client lacks arrays that the request does not name, because each side loads them."""
+        """Whether the client lacks arrays that are not in the request because each side loads them."""
         if isinstance(reply, str) or not reply.lacks or reply.request != request.digest:
             return False
         unnamed = {*reply.lacks} - {*request.base}

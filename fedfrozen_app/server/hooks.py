@@ -1,4 +1,4 @@
-"""After every round: keep the best model, decide whether to stop, write the row and a checkpoint."""
+"""Hooks after every round: keep the best model, decide whether to stop, write the row and a checkpoint."""
 
 import logging
 import math
@@ -33,9 +33,9 @@ DEAD_WORKER = re.compile(r"ray\.exceptions\.(ActorDied|OutOfMemory)Error")
 
 @dataclass
 class BestModel:
-    """Keeps the model of the best round by the server's validation rows; stops without improvement.
+    """Keeps the model of the best round on the server's validation rows; stops without improvement.
 
-    The test set is not used here: choosing a round by it would report a number that is too good.
+    The test set is not used here: selecting a round on it would bias the reported result.
     """
 
     folder: Path
@@ -70,7 +70,7 @@ class BestModel:
         return {"best": best, "round": self.round, "waited": self.waited}
 
     def resume_from(self, state: dict[str, Any], run: Path) -> None:
-        """Continue from a checkpoint of `run`; without a best model, if the file of that one is gone."""
+        """Continue from a checkpoint of `run`; without a best model if its file is missing."""
         if state["round"] is None:
             return
         try:
@@ -89,7 +89,7 @@ class BestModel:
 
 @dataclass
 class Checkpoints:
-    """Writes a checkpoint every `every` rounds, and after the last."""
+    """Writes a checkpoint every `every` rounds, and after the last round."""
 
     folder: Path
     config: dict[str, Any]
@@ -99,10 +99,10 @@ class Checkpoints:
     num_rounds: int
     best: BestModel
     client_state: Callable[[], dict[str, dict[str, Tensor]]]
-    step_state: Callable[[], dict[str, Any]] = dict  # what was decided about compiling local steps
-    rollback: set[int | None] | None = None  # the checkpoints before clients' first rounds; None: not kept
+    step_state: Callable[[], dict[str, Any]] = dict  # the decision about compiling local steps
+    rollback: set[int | None] | None = None  # checkpoints before clients' first rounds; None: not kept
     firsts: dict[str, int] = field(default_factory=dict)  # each client's first round, so far
-    segments: ClientSegments | None = None  # where the states of very many clients are
+    segments: ClientSegments | None = None  # storage for the states of very many clients
 
     @classmethod
     def of(
@@ -172,8 +172,8 @@ class Checkpoints:
 
 @dataclass
 class PrivacySpent:
-    """Adds the largest ε of all clients so far, not only those of the round, and the unit it protects; and
-    marks runs that are not private, or audited."""
+    """Adds the largest ε of all clients so far (not only of this round's) and the protected unit to the row;
+    also marks runs that are not private, or audited."""
 
     unit: str
     seeded: bool
@@ -198,8 +198,8 @@ class PrivacySpent:
 class WorkersAlive:
     """Ends a simulation whose Ray worker has died.
 
-    Flower starts no replacement and keeps sending requests to the dead worker, where they fail at once: it
-    receives most requests of every later round.
+    Flower starts no replacement and keeps sending requests to the dead worker, where they fail at once, so
+    that it gets most requests of every later round.
     """
 
     folder: Path
@@ -219,8 +219,8 @@ class WorkersAlive:
 class SomebodyTakesPart:
     """Ends a run in which no client takes part: all have refused or failed, twice in a row.
 
-    Each such round sends the model to all of them for nothing. Once is not enough: a site's disk may be full
-    for a while. A client that did not answer in time may come back: membership waits for it.
+    Each such round sends the model to all of them for nothing. One round is not enough: a site's disk may be
+    full temporarily. A client that did not answer in time may come back: membership waits for it.
     """
 
     folder: Path
@@ -235,7 +235,7 @@ class SomebodyTakesPart:
         late = {client for client in cohort for text in row["failures"] if _is_late(text, client)}
         self.refused.update(set(cohort) - late)
         everybody = strategy.federation.connection.membership.names
-        more = row["round"] < strategy.num_rounds  # after the last there is nothing to save
+        more = row["round"] < strategy.num_rounds  # nothing to save after the last round
         if more and everybody and all(self.refused[client] >= REFUSALS for client in everybody):
             reasons = " ".join(dict.fromkeys(row["failures"]))
             raise RunFailed(
@@ -260,7 +260,7 @@ class MetricsFile:
         return False, {}
 
     def resume_after(self, row: Row, earlier: list[Row]) -> None:
-        """Keep the rows up to the checkpoint's round. Its own row may be missing; later rounds run again."""
+        """Keep the rows up to the checkpoint's round. Its row may be missing; later rounds run again."""
         rows = [old for old in earlier if old["round"] < row["round"]] + [row]
         if lost := sorted({*range(row["round"])} - {old["round"] for old in rows}):
             numbers = ", ".join(map(str, lost))

@@ -1,12 +1,12 @@
-"""Replies that are on their way when a round closes: what they hold, and what they count when they arrive.
+"""Replies still in flight when a round closes: their content, and their weight when they arrive.
 
-A client that is asked in round v trains from the model of that round under its plan. Its reply is kept as an
-update u = wᵢ − w_v until it arrives, in round r, and then enters the mean as
+A client whose request is of round v trains from the model of that round under its plan. Its reply is stored
+as an update u = wᵢ − w_v until it arrives, in round r, and then enters the mean as
 
     s(τ) · u          τ = r − v: its staleness; s by default 1/√(1+τ)
 
-with the same weight as a reply of round r: as in FedBuff (arXiv 2106.06639) the mean divides by the replies'
-weights, not by what staleness leaves of them. Of u only the names count that round r still shares.
+with the same weight as a reply of round r: as in FedBuff (arXiv 2106.06639), the mean divides by the replies'
+full weights, not by weights reduced by s. Only the names of u that round r still shares are used.
 """
 
 import math
@@ -31,7 +31,7 @@ WEIGHTS = {
 
 @dataclass
 class LateReply:
-    """A reply that has not arrived yet; or why there is none, as the rest of a sentence."""
+    """A reply that has not arrived yet, or why there is none, as the rest of a sentence."""
 
     reply: Reply | str
     upload: Upload
@@ -41,8 +41,8 @@ class LateReply:
         return {} if isinstance(self.reply, str) else self.reply.arrays
 
     def aged(self, weight: float, shared: Sequence[str]) -> Reply | str:
-        """As it enters the mean: its update times `weight`, for the names that are shared now. Sums go by the
-        order of these, because a checkpoint has another."""
+        """The reply as it enters the mean: its update times `weight`, for the names shared now. Sums follow
+        the order of `shared`, because a checkpoint has another order."""
         if isinstance(self.reply, str):
             return self.reply
         update = {name: self.arrays[name] for name in shared if name in self.arrays}
@@ -53,7 +53,7 @@ class LateReply:
         return self.reply
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint, without its arrays."""
+        """The state for a checkpoint, without arrays."""
         upload = {"by_role": dict(self.upload.by_role), "size": self.upload.size}
         if isinstance(self.reply, str):
             return {"failure": self.reply, "upload": upload}
@@ -76,7 +76,7 @@ class LateReply:
 
 @dataclass
 class LateReplies:
-    """By client: each has one request at a time."""
+    """Late replies by client: each client has one request at a time."""
 
     _known: dict[str, LateReply] = field(default_factory=dict)
 
@@ -94,7 +94,7 @@ class LateReplies:
         return len(self._known)
 
     def arrays(self) -> dict[str, Tensor]:
-        """For a checkpoint, by CLIENT/NAME."""
+        """The arrays for a checkpoint, by CLIENT/NAME."""
         return {
             f"{client}/{name}": value
             for client, late in self._known.items()

@@ -1,8 +1,8 @@
-"""Masked sums that are on their way when a round closes: what they hold, and what they count on arrival.
+"""Masked sums still in flight when a round closes: their content, and their weight on arrival.
 
 A cohort that starts in round v adds up Σ nᵢ uᵢ over its clients, exactly. When its sum arrives, in round r,
-it enters the mean as s(τ) Σ nᵢ uᵢ, with τ = r − v and the weights Σ nᵢ as they are: what `late_replies.py`
-says of single updates. Of its arrays only those count that round r still shares.
+it enters the mean as s(τ) Σ nᵢ uᵢ, with τ = r − v and the full weights Σ nᵢ, like single updates in
+`late_replies.py`. Only the arrays that round r still shares are used.
 """
 
 from collections import Counter
@@ -30,12 +30,12 @@ class LateSum:
 
     @classmethod
     def of(cls, result: MaskedResult, uploads: Sequence[Upload]) -> "LateSum":
-        """What the clients spent is noted already: they have trained."""
+        """The late sum of a cohort. What the clients spent is recorded already: they have trained."""
         by_role = sum((one.by_role for one in uploads), Counter[str]())
         return cls(replace(result, spent={}), Upload(by_role, sum(one.size for one in uploads)))
 
     def aged(self, weight: float, shared: Sequence[str]) -> MaskedResult:
-        """As it enters the mean. Sums go by the order of `shared`, because a checkpoint has another."""
+        """The sum as it enters the mean. Sums follow the order of `shared`: a checkpoint's differs."""
         sums = self.result.sums
         if sums is None:
             return self.result
@@ -52,7 +52,7 @@ class LateSum:
         return {} if self.result.sums is None else self.result.sums.arrays
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint, without its arrays."""
+        """The state for a checkpoint, without arrays."""
         sums = self.result.sums
         known = None if sums is None else {
             **{key: getattr(sums, key) for key in SCALARS},
@@ -79,7 +79,7 @@ class LateSum:
 
 @dataclass
 class LateSums:
-    """By the first client of each cohort: a client is in one at a time."""
+    """Late sums by the first client of each cohort: a client is in one cohort at a time."""
 
     _known: dict[str, LateSum] = field(default_factory=dict)
 
@@ -100,7 +100,7 @@ class LateSums:
         return len(self._known)
 
     def arrays(self) -> dict[str, Tensor]:
-        """For a checkpoint, by CLIENT/NAME."""
+        """The arrays for a checkpoint, by CLIENT/NAME."""
         return {
             f"{first}/{name}": value
             for first, late in self._known.items()

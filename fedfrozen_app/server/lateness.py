@@ -8,18 +8,19 @@ from dataclasses import dataclass, field
 from fedfrozen_app.core.formatting import clock_time
 
 log = logging.getLogger(__name__)
-# Seconds after which a reply is late: at least, as a multiple of the slowest so far, and before there is one.
+# A reply is late after: the minimum in seconds, the multiple of the slowest so far, and the seconds before
+# there is one.
 LATE, USUAL, FIRST = 15.0, 3.0, 60.0
 
 
 @dataclass
 class Lateness:
-    """When a reply is late, by the run's earlier replies."""
+    """Decides when a reply is late, from the run's earlier replies."""
 
-    slowest: float = 0.0  # the longest a reply without a warning took
+    slowest: float = 0.0  # the longest time of a reply without a warning
     awaited: "Awaited | None" = None  # the reply that the round waits for now
-    at_work: dict[str, "Awaited"] = field(default_factory=dict)  # where no round waits: by client
-    round: int = 0  # where no round waits: the one that goes on
+    at_work: dict[str, "Awaited"] = field(default_factory=dict)  # if no round waits: by client
+    round: int = 0  # if no round waits: the current one
 
     @property
     def limit(self) -> float:
@@ -33,15 +34,15 @@ class Lateness:
 
 @dataclass
 class Awaited:
-    """One reply."""
+    """One awaited reply."""
 
     lateness: Lateness
-    title: Callable[[], str]  # called only for a warning: a round has thousands of replies
+    title: Callable[[], str]  # called only for warnings: a round may have thousands of replies
     round: int
     deadline: float  # as `began`, on the monotonic clock
     began: float
     client: str = ""
-    troubled: bool = False  # the operator was warned: report the end too
+    troubled: bool = False  # the operator was warned: also report the end
     holds_up: bool = True  # whether the round waits for it
 
     @property
@@ -70,7 +71,7 @@ class Awaited:
     def ended(self, *, answered: bool) -> None:
         waited = time.monotonic() - self.began
         if not answered:
-            return  # the round says why it was set aside
+            return  # the round logs why it was set aside
         if self.troubled:
             log.warning("%s answered round %d after %.0f s.", self.title(), self.round, waited)
         else:

@@ -1,7 +1,7 @@
-"""Strategies by which each client trains and sends K of the model's layers: its own, or the same for all.
+"""Base of strategies in which each client trains and sends K of the model's layers: its own, or common ones.
 
-A strategy names the rules by which clients choose for themselves (`own_rules`) and defines `choice_for`. Here
-are the rules that take the same layers for all clients, the check of K, and the record of who took what.
+A strategy names the rules by which clients choose for themselves (`own_rules`) and defines `choice_for`. This
+module has the rules with the same layers for all clients, the check of K, and the record of choices.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ from fedfrozen_app.exchange.plan import Plan, layers_of
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server import base
 
-FOR_ALL = ("fixed", "all", "none")  # rules by which all clients take the same layers
+FOR_ALL = ("fixed", "all", "none")  # rules with the same layers for all clients
 
 
 @dataclass(frozen=True)
 class Settings(base.Settings):
-    own_rules: ClassVar[tuple[str, ...]] = ()  # by which clients differ
+    own_rules: ClassVar[tuple[str, ...]] = ()  # rules with different layers per client
 
     select: str = setting("fixed", "Which layers a client trains and sends", choices=FOR_ALL)
     top_k: int | None = setting(
@@ -51,12 +51,12 @@ class Settings(base.Settings):
         return self.select in self.own_rules
 
     def count_of(self, layers: Sequence[int]) -> int:
-        """K, of these layers."""
+        """K, given these layers."""
         return self.top_k or max(1, round(len(layers) / 3))
 
 
 class LayersTaken(base.PlannedFedAvg):
-    """Each client trains and sends K layers, and what belongs to no layer."""
+    """Each client trains and sends K layers, and the parameters outside layers."""
 
     Settings: type[base.Settings] = Settings
 
@@ -76,7 +76,7 @@ class LayersTaken(base.PlannedFedAvg):
             )
         if self.settings.each_its_own:
             self.undecided = "Clients choose their layers in training: the bytes down are at most these."
-        self.common = self._common()  # here, so that an impossible K is reported before the first round
+        self.common = self._common()  # here, to report an invalid K before the first round
 
     @cached_property
     def layers(self) -> list[int]:
@@ -87,7 +87,7 @@ class LayersTaken(base.PlannedFedAvg):
         return self.settings.count_of(self.layers)
 
     def _common(self) -> list[int]:
-        """The layers of every client under a fixed rule; otherwise the last K, in place of any K."""
+        """The layers of every client under a fixed rule; otherwise the last K, as a stand-in."""
         count, named = len(self.layers), self.settings.layers
         if self.settings.select in ("all", "none"):
             return self.layers if self.settings.select == "all" else []
@@ -116,7 +116,7 @@ class LayersTaken(base.PlannedFedAvg):
         self._chosen[client] = layers_of(names, self.federation.roles)
 
     def observe(self, row: Row, merged: Mapping[str, Tensor]) -> Row:
-        """Who chose what, and the layers' mean scores as one list in place of one metric for each."""
+        """Add the clients' choices, and the layers' mean scores as one list instead of one metric each."""
         scores = [row.pop(f"layer_score_{n}") for n, _ in enumerate(self.layers) if f"layer_score_{n}" in row]
         chosen = {client: self._chosen[client] for client in row["clients"] if client in self._chosen}
         self._chosen = {}

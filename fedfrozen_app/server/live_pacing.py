@@ -1,8 +1,8 @@
-"""Pacing of nodes that take real time: who is at work on which request, until a reply arrives.
+"""Pacing of real nodes: which requests are in flight, until their replies arrive.
 
-What arrives when is nobody's to compute: a run has the order of arrival in its rows, by which it can be
-replayed in one process. A checkpoint holds the requests that nodes are at work on, and the arrays of earlier
-versions that these name, so that a resumed run sends the very same requests again.
+Arrival times cannot be computed: a run's rows record the order of arrival, from which it can be replayed in
+one process. A checkpoint contains the requests in flight, and the arrays of earlier versions that they name,
+so that a resumed run sends the same requests again.
 """
 
 import json
@@ -32,7 +32,7 @@ from fedfrozen_app.server.transport import Probes
 
 
 class RealTime:
-    """Nobody knows beforehand how long a node takes."""
+    """Real time: how long a node takes is not known beforehand."""
 
     def of(
         self, client: str, plan: Plan, down: int, up: int, asked_at: float, most: int | None = None
@@ -45,13 +45,13 @@ class RealTime:
 
 @dataclass
 class InFlight:
-    """A request that a node is at work on. Its model is that of the version it starts from."""
+    """A request in flight. Its model is that of its own version."""
 
     asked: ClientRequest
-    message_id: str | None  # None: it was lost, and is sent again when its node is there
+    message_id: str | None  # None: it was lost, and is sent again when its node is back
     sent_at: float  # on the monotonic clock
-    due_at: float = 0.0  # of one that was lost: when it is sent again, at the earliest
-    sent_again: int = 0  # how often, for arrays that the node lacked
+    due_at: float = 0.0  # of a lost request: the earliest time to send it again
+    sent_again: int = 0  # how often, because the node lacked arrays
     crashes: int = 0
     repeated: bool = False  # whether it was sent before: the node may have trained for it
     awaited: Awaited | None = None
@@ -59,7 +59,7 @@ class InFlight:
 
     @classmethod
     def of(cls, asked: ClientRequest, message_id: str | None, now: float) -> "InFlight":
-        """The mapping of its arrays is copied, because the server's own follows its steps."""
+        """A request in flight. Copies the mapping of arrays, because the server's changes with its steps."""
         return cls(asked._replace(model=dict(asked.model)), message_id, now)
 
     @property
@@ -67,7 +67,7 @@ class InFlight:
         return self.asked.request.round
 
     def lose(self, pause: float) -> None:
-        """Its node has it no more. It is sent again after so many seconds at the earliest."""
+        """Mark it as lost by its node. It is sent again after `pause` seconds at the earliest."""
         self.message_id, self.probes, self.repeated = None, None, True
         self.due_at = time.monotonic() + pause
 
@@ -77,7 +77,7 @@ class InFlight:
         )
 
     def late(self, reply: Reply | str) -> LateReply:
-        """The reply as the update that it makes of the version it started from. Its bytes are counted."""
+        """The reply as an update relative to the version it started from. Its bytes are already counted."""
         if isinstance(reply, Reply):
             reply = replace(reply, arrays=self._update_of(reply.arrays), text="")
         return LateReply(reply, Upload())
@@ -93,9 +93,9 @@ class InFlight:
 @dataclass
 class LivePacing(Pacing):
     flights: dict[str, InFlight] = field(default_factory=dict)  # by client: each has one request at a time
-    lateness: dict[str, Lateness] = field(default_factory=dict)  # by client: each is late by its own replies
-    asked: AskedFile | None = None  # who was asked since the last checkpoint
-    # Of the run that is resumed, until its first round: its requests at work, and what they name.
+    lateness: dict[str, Lateness] = field(default_factory=dict)  # by client, from its own replies
+    asked: AskedFile | None = None  # clients of requests since the last checkpoint
+    # Until a resumed run's first round: its interrupted requests, and the arrays that they name.
     interrupted: dict[str, TrainRequest] = field(default_factory=dict)
     arrays_then: Mapping[str, Tensor] = field(default_factory=dict)  # by digest
 
@@ -105,7 +105,7 @@ class LivePacing(Pacing):
 
     @property
     def at_nodes(self) -> list[InFlight]:
-        """Requests that were sent and not lost."""
+        """Requests that were sent and are not lost."""
         return [flight for flight in self.flights.values() if flight.message_id is not None]
 
     # Checkpoints -------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class LivePacing(Pacing):
         return super().state_dict() | {"requests": flights}
 
     def arrays(self, held: Collection[str] = ()) -> dict[str, Tensor]:
-        """By digest: what the requests name of versions other than that of the checkpoint's model."""
+        """By digest: the requests' arrays of versions other than the checkpoint's model."""
         return {
             digest: flight.asked.model[name]
             for flight in self.flights.values()
@@ -126,7 +126,7 @@ class LivePacing(Pacing):
     def load(
         self, state: Mapping[str, Any], arrays: Mapping[str, Tensor], excluded: Collection[str] = ()
     ) -> None:
-        """Keep them until the first round, which knows the model and the nodes."""
+        """Keep the interrupted requests until the first round, which knows the model and the nodes."""
         if state.get("pacer", {}).get("name") != self.pacer.kind:
             return
         requests = {client: train_request_of(json.loads(text)) for client, text in state.get("requests", ())}
@@ -134,13 +134,13 @@ class LivePacing(Pacing):
         self.arrays_then = arrays
 
     def unknown(self, held: Collection[str]) -> set[str]:
-        """The digests that the interrupted requests name, and that neither the checkpoint nor `held` has."""
+        """The digests in interrupted requests that neither the checkpoint nor `held` has."""
         named = {digest for request in self.interrupted.values() for digest in request.base.values()}
         return named - {*held} - {*self.arrays_then}
 
     def resumed(self, held: Mapping[str, Tensor], model: Mapping[str, Tensor]) -> dict[str, InFlight | None]:
-        """The interrupted requests, to be sent again; None for one that cannot be made again. `held`: the
-        arrays that the server has, by digest; `model`: by name, for what a request does not name."""
+        """The interrupted requests, to be sent again; None for one that cannot be rebuilt. `held`: the
+        server's arrays by digest; `model`: by name, for arrays that a request does not name."""
         known = {**self.arrays_then, **held}
         found: dict[str, InFlight | None] = {}
         for client, request in self.interrupted.items():
@@ -155,7 +155,7 @@ class LivePacing(Pacing):
 
 
 def arrays_named(base: Mapping[str, str], known: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """By name. Equal arrays get memory of their own each: a message's arrays must not share it."""
+    """Arrays by name. Equal arrays are copied, because a message's arrays must not share memory."""
     found: dict[str, Tensor] = {}
     used: set[str] = set()
     for name, digest in base.items():
@@ -165,11 +165,11 @@ def arrays_named(base: Mapping[str, str], known: Mapping[str, Tensor]) -> dict[s
 
 
 def live_pacing(config: Config) -> LivePacing | None:
-    """None for synchronous rounds, which wait for all nodes."""
+    """The run's live pacing; None for synchronous rounds, which wait for all nodes."""
     pacer = make_pacer(config.pacing, config.seed, config.participation)
     return None if pacer is None else LivePacing(pacer, RealTime())
 
 
 def wanted_share(share: float | None, asked: int) -> int:
-    """How many replies close a round of so many requests."""
+    """The number of replies that closes a round of `asked` requests."""
     return max(1, math.ceil((share or 1.0) * asked - 1e-9))

@@ -1,8 +1,9 @@
-"""A round of nodes that take real time, which does not wait for all of them (`pacing`).
+"""A round of real nodes that does not wait for all of them (`pacing`).
 
-The server keeps nodes at work and steps when enough replies are in. A node that is slow, gone or asleep
-holds nobody up: its reply counts when it comes, by its staleness, and a node that comes back is asked like
-any other that is free. Replies enter the sum in an order that does not depend on that of their arrival.
+The server keeps nodes busy and steps when enough replies have arrived. A node that is slow, disconnected or
+closed delays no other: its reply counts on arrival, by its staleness, and a node that comes back gets
+requests like any other idle one. Replies enter the sum in an order that does not depend on the order of their
+arrival.
 """
 
 import logging
@@ -20,14 +21,14 @@ from fedfrozen_app.server.request_messages import RequestMessages
 from fedfrozen_app.server.sampling import cohort_size, draw_cohort, draw_more, population_of
 
 log = logging.getLogger(__name__)
-SHORTEST, LONGEST = 0.01, 0.5  # seconds between two looks for replies
+SHORTEST, LONGEST = 0.01, 0.5  # seconds between two polls for replies
 
 
 class LiveRound(PacedRound):
     pacing: LivePacing
 
     def _draw(self, nodes: Mapping[str, int]) -> list[str]:
-        """Nobody yet: who is free shows while the round runs."""
+        """Draw nobody yet: idle nodes are known only while the round runs."""
         connection = self.strategy.federation.connection
         connection.lateness.round = self.number
         self.closed = ClosedRound()
@@ -44,14 +45,14 @@ class LiveRound(PacedRound):
         return []
 
     def _resume(self) -> None:
-        """In the first round of a resumed run: the requests that were at work, and who was asked since."""
+        """In the first round of a resumed run: restore interrupted requests and the list of clients asked."""
         strategy, connection = self.strategy, self.strategy.federation.connection
         if self.pacing.asked is not None:
             self._flights.owed = self.pacing.asked.read(self.number)
         if not self.pacing.interrupted:
             return
         held = {strategy.digests[name]: value for name, value in strategy.model.items()}
-        if self.pacing.unknown(held):  # of clients that were sent the weights that others load themselves
+        if self.pacing.unknown(held):  # for clients that were sent the weights that others load themselves
             held |= connection.foundation.by_digest()
         for client, flight in self.pacing.resumed(held, strategy.model).items():
             if flight is None:
@@ -91,7 +92,7 @@ class LiveRound(PacedRound):
         config, pacer = self.pacing.pacer.config, self.pacing.pacer
         if config.name == "deadline":
             fresh = sum(flight.version == self.number for flight, _ in arrived)
-            # A round for which nobody was free waits for the next reply.
+            # A round without idle nodes waits for the next reply.
             asked = len(self._flights.asked)
             return fresh >= wanted_share(config.share, asked) if asked else bool(arrived)
         used = sum(
@@ -101,8 +102,8 @@ class LiveRound(PacedRound):
         return used >= replies_of_a_step(config, self._places) and not self._owed_now()
 
     def _must_close(self, arrived: Sequence[Arrival]) -> bool:
-        """Whether nothing more can come, or the time is over. While nobody is at work it does not run: all
-        nodes may be outside their opening hours."""
+        """Whether no more replies can arrive, or the time is over. Time does not run while no node is busy:
+        all may be outside their opening hours."""
         if self.pacing.at_nodes or self._to_send_again():
             return time.monotonic() >= self._ends_at
         self._ends_at = time.monotonic() + self._limit
@@ -110,19 +111,19 @@ class LiveRound(PacedRound):
 
     @property
     def _places(self) -> int:
-        """How many nodes are at work at any time."""
+        """The number of nodes that are busy at any time."""
         pacer = self.pacing.pacer
         return pacer.config.concurrency or cohort_size(pacer.participation, max(1, len(self._nodes)))
 
     # Requests ----------------------------------------------------------------------------------------
 
     def _free(self) -> list[str]:
-        """Nodes that may be asked now: none twice for one version of the model."""
+        """Nodes that may get a request now: none twice for one version of the model."""
         busy = {*self.pacing.flights, *self._flights.asked}
         return [client for client in self._present(population_of(self._nodes)) if client not in busy]
 
     def _present(self, clients: Iterable[str]) -> list[str]:
-        """Those that are there, and open."""
+        """The clients that are connected and open."""
         closed = self.strategy.federation.connection.closed
         return [client for client in clients if client in self._nodes and not closed.is_closed(client)]
 
@@ -131,7 +132,7 @@ class LiveRound(PacedRound):
         return self._present(client for client, flight in flights if flight.message_id is None)
 
     def _owed_now(self) -> list[str]:
-        """Nodes that this round's request was sent to before the run was interrupted, and that are there."""
+        """Connected nodes that got this round's request before the run was interrupted."""
         asked = self._flights.asked
         return self._present(client for client in self._flights.owed if client not in asked)
 
@@ -156,7 +157,7 @@ class LiveRound(PacedRound):
     # Replies -----------------------------------------------------------------------------------------
 
     def _sum_up(self, arrived: Sequence[Arrival]) -> None:
-        """In the order of a paced round: this version's by client, then late ones by version and client."""
+        """Add replies in the order of a paced round: this version's by client, then late ones by version."""
         now, late = time.monotonic(), []
         ordered = sorted(arrived, key=lambda one: (one[0].version, natural_order(one[0].asked.client)))
         for flight, reply in ordered:

@@ -1,11 +1,11 @@
-"""Clients that the server knows without asking: those of its own process, where there are very many."""
+"""Clients that the server knows without a hello: those of its own process, if there are very many."""
 
 from collections.abc import Iterator, Mapping
 
 from fedfrozen_app.core.client_order import Numbered
 
-# Up to here each node is sent a hello, as anywhere else. A hello takes about a tenth of a millisecond, and
-# what it brings is known: a node in this process is called by its number and holds nothing yet.
+# Up to this number each node is sent a hello, as anywhere else. A hello takes about 0.1 ms, and its answer is
+# known: a node in this process is named by its number and holds nothing yet.
 GREETED = 1000
 
 

@@ -1,4 +1,4 @@
-"""What surrounds the rounds of a strategy: Flower's interface, and how a round is closed."""
+"""The loop around a strategy's rounds: Flower's interface, and closing a round."""
 
 import time
 from typing import Any
@@ -15,8 +15,8 @@ def _not_used(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class OwnLoop(Strategy):
-    """Flower's own loop keeps only the arrays of the last replies and collects all replies in a list. So
-    `start` is ours, and the methods of that loop are not available."""
+    """Replaces Flower's own loop, which keeps only the arrays of the last replies and collects all replies in
+    a list. `start` is ours, and the methods of Flower's loop are not available."""
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = summary = _not_used
 
@@ -25,7 +25,7 @@ def close_round(strategy: Any, row: Row, began: float, evaluate_fn: Evaluate | N
     """Evaluate, then call the hooks; returns whether one of them asks to stop."""
     seconds = row.setdefault("seconds", {})
     evaluating = time.perf_counter()
-    # Clients with personal models have evaluated those themselves.
+    # Clients with personal models have evaluated them already.
     if evaluate_fn is not None and "test_loss" not in row:
         row.update(evaluate_fn(row["round"], to_record(strategy.model, local=True)) or {})
     seconds["evaluate"] = time.perf_counter() - evaluating

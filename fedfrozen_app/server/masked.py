@@ -1,8 +1,8 @@
-"""A round whose replies are masked: keys, shares, training, and unmasking, over any grid.
+"""A round with masked replies: key exchange, shares, training and unmasking, over any grid.
 
 A round has one cohort, or several that are summed separately: all of them take each step together. A client
-that does not answer a step leaves the round. A cohort with fewer clients than the threshold gives no sum: the
-server then holds masked numbers, which reveal nothing.
+that does not answer a step leaves the round. A cohort with fewer clients than the threshold has no sum: the
+server then has only masked numbers, which reveal nothing.
 """
 
 import logging
@@ -40,7 +40,7 @@ STEPS = ("keys", "shares", "masked", "unmask", "unmask")  # the clients sign bef
 
 @dataclass
 class StepMessages:
-    """Of a cohort's current step: each client's question, or what it trains; and the answers to questions."""
+    """The messages of a cohort's current step: each client's text or training request, and the answers."""
 
     questions: dict[str, str] = field(default_factory=dict)
     requests: dict[str, ToMask] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class StepMessages:
 
 @dataclass
 class Cohort:
-    """Clients that are summed together, under one request."""
+    """Clients whose updates are summed together, under one request."""
 
     request: TrainRequest
     members: Members
@@ -59,9 +59,9 @@ class Cohort:
     problem: str | None = None  # why there is no sum
     sums: Sums | None = None
     roster: int = 0
-    whole: bool = False  # no sum without one of its members
-    trust: Trust = field(default_factory=Shown)  # what is believed of a client, before others are sent it
-    on_survivors: Callable[[Sequence[str]], None] = lambda names: None  # before they are asked to agree
+    whole: bool = False  # no sum unless all members are in it
+    trust: Trust = field(default_factory=Shown)  # verifies clients' keys before others get them
+    on_survivors: Callable[[Sequence[str]], None] = lambda names: None  # called before they agree
     step: StepMessages = field(default_factory=StepMessages)
 
     @cached_property
@@ -79,12 +79,12 @@ class Cohort:
 
     @property
     def spoilt_by(self) -> dict[str, str]:
-        """The client without which a next round may have a sum, and why."""
+        """The client whose exclusion may give the next round a sum, and why."""
         return self._collector.false
 
     @property
     def slack(self) -> dict[str, float]:
-        """By array: how far rounding can have moved its sum."""
+        """By array: the largest rounding error of its sum."""
         if self.sums is None:
             return {}
         rules, replies = rules_of(self.request, self.roster), self.sums.replies
@@ -97,14 +97,14 @@ class Cohort:
 
     @property
     def noise(self) -> dict[str, int]:
-        """With noise in the sum: how many may remain in it, and conspire, while its noise suffices."""
+        """With noise in the sum: the fewest survivors, and the most colluders, for which it suffices."""
         if not self.roster or not noised(self.request):
             return {}
         roster = self._collector.roster
         return {"survivors": survivors_of(self.request, roster), "colluders": roster.colluders}
 
     def advance(self) -> bool:
-        """Take the answers of this step and continue to the next; whether there is one."""
+        """Process the answers of this step and continue to the next; returns whether there is one."""
         try:
             next(self._running_steps)
         except StopIteration:
@@ -115,7 +115,7 @@ class Cohort:
         return True
 
     def _steps(self) -> Iterator[None]:
-        """Yields at each step that its clients must answer."""
+        """Yield at each step that clients must answer."""
         assert self.request.masking is not None
         session, collector = self.request.masking.session, self._collector
         self._ask([client for client, _ in self.members], secagg_messages.ask_keys(collector.terms))
@@ -167,7 +167,7 @@ class Cohort:
         self._decode(total, len(survivors))
 
     def _entries(self) -> dict[str, Entry]:
-        """The keys that clients have sent and others will accept."""
+        """The keys that clients have sent and that others will accept."""
         terms, entries = self._collector.terms, dict[str, Entry]()
         for client, text in self.step.answers:
             read = partial(secagg_messages.read_entry, name=client, terms=terms, trust=self.trust)
@@ -178,7 +178,7 @@ class Cohort:
         return entries
 
     def _signatures(self, roster: Roster, survivors: Sequence[str]) -> dict[str, bytes]:
-        """Those under this list of survivors."""
+        """The signatures of this list of survivors."""
         found: dict[str, bytes] = {}
         for client, text in self.step.answers:
             signed = partial(
@@ -199,7 +199,7 @@ class Cohort:
         self.sums = sums
 
     def _log_late(self, failed: Mapping[str, str]) -> None:
-        """The clients that left after their update was in the sum."""
+        """Log the clients that left after their update was in the sum."""
         number = self.request.round
         for client, why in self.failures.items():
             if client not in failed:
@@ -237,14 +237,14 @@ class MaskedRound:
     cohorts: Sequence[Cohort]
     model: Mapping[str, Tensor]
     traffic: Traffic
-    patience: float  # seconds for a step that carries no update
-    apart: bool = False  # one cohort for each choice of layers: who sent what is known
+    patience: float  # seconds for a step without updates
+    apart: bool = False  # one cohort per choice of layers: the server knows each client's layers
     without_cohorts: str = "no client sent its choice of layers"  # why there is no cohort
     failures: dict[str, str] = field(default_factory=dict)  # client: why it is not in the sum
     problem: str | None = None  # why there is no sum of any cohort
     sums: Sums | None = None
     seconds: dict[str, float] = field(default_factory=dict)  # by step
-    error: float = 0.0  # how far rounding can have moved a mean of the clients
+    error: float = 0.0  # largest rounding error of a mean over clients
 
     def run(self) -> None:
         cohort_of = {client: cohort for cohort in self.cohorts for client, _ in cohort.members}
@@ -313,7 +313,7 @@ class MaskedRound:
 
     @property
     def known(self) -> dict[str, tuple[str, ...]]:
-        """What each client in the sum has sent, where the server knows."""
+        """The names that each client in the sum has sent, if the server knows them."""
         return {
             client: cohort.request.plan.shared
             for cohort in self.cohorts
@@ -323,13 +323,13 @@ class MaskedRound:
 
     @property
     def groups(self) -> list[dict[str, int]]:
-        """Of each cohort how many began, and how many are in its sum."""
+        """For each cohort: how many clients started, and how many are in its sum."""
         sums = ((cohort.roster, cohort.sums.replies if cohort.sums else 0) for cohort in self.cohorts)
         return [{"cohort": began, "summed": summed} for began, summed in sums]
 
     @property
     def noise(self) -> dict[str, int]:
-        """With noise in the sum there is one cohort."""
+        """As `Cohort.noise`: with noise in the sum there is one cohort."""
         return self.cohorts[0].noise if len(self.cohorts) == 1 else {}
 
     @property

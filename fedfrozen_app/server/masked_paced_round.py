@@ -1,8 +1,8 @@
 """A round under buffered pacing whose updates are masked: the sum of one cohort enters it.
 
-A cohort exchanges keys, trains and unmasks its sum when it is asked, because its bytes, with the keys',
-decide how long it takes; the sum is kept until it arrives in virtual time. A cohort that falls under its
-threshold has no sum: the round in which that shows changes nothing, and its clients are free again.
+A cohort exchanges keys, trains and unmasks its sum when it gets its requests, because its bytes, including
+keys, determine how long it takes; the sum is kept until its arrival in virtual time. A cohort below its
+threshold has no sum: the round in which it would arrive changes nothing, and its clients are idle again.
 """
 
 import logging
@@ -26,7 +26,7 @@ class MaskedPacedRound(PacedRound):
         return self.strategy.federation.without_spoilers(list(population))
 
     def _ask(self, clients: Sequence[str], at: float) -> list[Assignment]:
-        """One cohort: its masked sum is made, and its times follow from what was sent."""
+        """Run one cohort: compute its masked sum, and its times from the bytes sent."""
         federation, traffic = self.strategy.federation, self.record.traffic
         members = [(client, self._nodes[client]) for client in clients]
         masked = masked_round(self.strategy, self.request, members, self.arrays, traffic)
@@ -41,7 +41,7 @@ class MaskedPacedRound(PacedRound):
         return assignments
 
     def _masked_assignment(self, client: str, at: float) -> Assignment:
-        """What a client chose of the plan is nobody's to know: its time is that of the whole plan."""
+        """The assignment of a client, timed for the whole plan: its choice of layers is not known."""
         assert self.record.traffic.by_client is not None
         down, up = self.record.traffic.by_client.get(client, (0, 0))
         return Assignment(client, self.number, at, self.pacing.times.of(client, self._plan, down, up, at))
@@ -61,5 +61,5 @@ class MaskedPacedRound(PacedRound):
 
 
 def _first(cohort: Sequence[Assignment]) -> Assignment | None:
-    """The client by which its cohort's sum is known."""
+    """The client under which its cohort's sum is stored."""
     return min(cohort, key=lambda one: natural_order(one.client), default=None)

@@ -22,7 +22,7 @@ CLIENT_METRICS = (
 def masked_request(
     federation: Federation, request: TrainRequest, metric_names: Sequence[str], equal: Sequence[str]
 ) -> TrainRequest:
-    """The same request for clients that mask what they send, for one attempt at its round. `metric_names` and
+    """The same request for clients that mask their replies, for one attempt at the round. `metric_names` and
     `equal` are the strategy's."""
     own = [name for name in request.method.losses_reported() if name not in CLIENT_METRICS]
     names = dict.fromkeys((*CLIENT_METRICS, *own, *request.method.metric_names, *metric_names))
@@ -35,6 +35,6 @@ def masked_request(
 def masked_bytes(
     request: TrainRequest, model: Mapping[str, Tensor], roles: Mapping[str, Role]
 ) -> Counter[str]:
-    """By role, those of one client's reply to this masked request; from shapes alone."""
+    """Bytes by role of one client's reply to this masked request, from shapes alone."""
     assert request.masking is not None
     return bytes_by_role(layout_of(request, model), request.masking.settings["bits"], roles)

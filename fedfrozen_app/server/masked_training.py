@@ -19,7 +19,7 @@ from fedfrozen_app.server.masked_request import masked_request
 from fedfrozen_app.server.round_trip import Members
 from fedfrozen_app.server.seams import StrategySeams
 
-RATE = 0.2  # of the geometric step towards a quantile, as Andrew et al. have it
+RATE = 0.2  # of the geometric step towards a quantile, as in Andrew et al.
 
 
 def request_of(strategy: StrategySeams, request: TrainRequest) -> TrainRequest:
@@ -33,7 +33,7 @@ def masked_round(
     arrays: Mapping[str, Tensor],
     traffic: Traffic,
 ) -> MaskedRound:
-    """With one cohort; or with one for each choice of layers, which clients then send first."""
+    """A masked round with one cohort, or with one per choice of layers, which clients then send first."""
     connection, secure = strategy.federation.connection, strategy.federation.secure
     if request.choice is not None and secure.choices == "groups":
         limits = secure.min_cohort, secure.step_timeout
@@ -60,7 +60,7 @@ def batched_round(
     arrays: Mapping[str, Tensor],
     traffic: Traffic,
 ) -> MaskedRound:
-    """With one cohort for each fixed batch of clients, which gives a sum only if it is complete."""
+    """A masked round with one cohort per fixed batch of clients, which has a sum only if it is complete."""
     federation = strategy.federation
     nodes = dict(members)
     cohorts = [
@@ -80,12 +80,12 @@ def batched_round(
 
 
 def renewed_clip(secure: SecureAggregationConfig, sums: Sums | None, before: float) -> float:
-    """The next round's largest change of a weight, from what everybody may know: the sums of this round.
+    """The next round's clipping bound per weight, from public values: the sums of this round.
 
-    A multiple of the root mean square of its updates. Where more values were clipped than rotated updates
-    have beyond that, the root mean square is of clipped values, and the bound is doubled instead. For a
-    quantile the bound falls while more clients than that share stay within it, and rises while fewer do
-    (Andrew et al. 2021, arXiv 1905.03871), by their count alone, which may have noise.
+    A multiple of the root mean square of the round's updates. If more values were clipped than expected for
+    rotated updates, the root mean square itself is biased by clipping, and the bound is doubled instead. For
+    a quantile, the bound shrinks while more than that share of clients stay within it, and grows while fewer
+    do (Andrew et al. 2021, arXiv 1905.03871), based only on their count, which may have noise.
     """
     if sums is None:
         return before
@@ -102,12 +102,12 @@ def renewed_clip(secure: SecureAggregationConfig, sums: Sums | None, before: flo
 
 
 def share_within(sums: Sums) -> float:
-    """Of the clients of a sum: how many stay within its bound."""
+    """The share of a sum's clients whose updates stay within its bound."""
     return min(max(sums.within / max(sums.replies, 1), 0.0), 1.0)
 
 
 def bound_of_next_round(strategy: StrategySeams, masked: MaskedRound, before: float) -> float:
-    """By rule from this round's sums; none into which the next round's noise would not fit."""
+    """The next bound from this round's sums, but never one into which the next round's noise does not fit."""
     federation = strategy.federation
     wanted = renewed_clip(federation.secure, masked.sums, before)
     if federation.secure.noise != "sum" or masked.sums is None:

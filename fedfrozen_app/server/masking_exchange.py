@@ -1,4 +1,4 @@
-"""The steps of a masked round that carry no arrays: one text to each client, one text back."""
+"""The steps of a masked round without arrays: one text to each client, one text back."""
 
 import time
 from collections.abc import Mapping, Sequence

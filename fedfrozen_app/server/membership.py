@@ -20,12 +20,12 @@ from fedfrozen_app.server.node_state import NodeState
 from fedfrozen_app.server.transport import Transport, with_grace
 
 log = logging.getLogger(__name__)
-# Seconds until a node is asked for its hello again: after a refusal or an error, doubling; and while a site
-# waits for approval, which costs the site nothing.
+# Seconds until a node gets another hello: after a refusal or an error, doubling; and while a site waits for
+# approval, which costs the site nothing.
 FIRST_PAUSE, PAUSE, WAITING_PAUSE = 2.0, 300.0, 3.0
 GONE = "%s is gone since %s (its SuperNode, machine or network): waiting up to %.0f s for it."
 MUTE = "it is connected, and does not answer"
-POLL = 2.0  # seconds between two checks of which nodes are connected
+POLL = 2.0  # seconds between checks for connected nodes
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Invitation:
 
     data_spec: Mapping[str, Any] = field(default_factory=dict)  # how all clients must read their data
     timeout: float = 120.0
-    proposal: Proposal | None = None  # the run that sites with an executor are asked to take part in
-    version: str = ""  # of this server: a site that refuses it names the one it allows
-    to_sites: bool = False  # a deployed run: no node is a simulated one
+    proposal: Proposal | None = None  # the run proposed to sites with an executor
+    version: str = ""  # of this server: a site that refuses it names its allowed version
+    to_sites: bool = False  # a deployed run: no simulated nodes
 
     @property
     def text(self) -> str:
@@ -49,21 +49,21 @@ class Membership:
     invitation: Invitation = field(default_factory=Invitation)
     ledger: Ledger = field(default_factory=Ledger)
     anchors: AnchorFile | None = None  # keeps the heads of the sites' audit logs
-    sites: Mapping[int, str] = field(default_factory=dict)  # names of nodes, as the server registered them
+    sites: Mapping[int, str] = field(default_factory=dict)  # names of nodes registered by the server
     last_state: dict[str, str] = field(default_factory=dict)  # by client: "answered round 3"
-    excluded: frozenset[str] = frozenset()  # clients that take no part in this run
+    excluded: frozenset[str] = frozenset()  # clients excluded from this run
     _nodes: dict[int, NodeState] = field(default_factory=dict)
     _online: list[int] = field(default_factory=list)
     _names: Mapping[str, int] = field(default_factory=dict)
-    _given_up: set[str] = field(default_factory=set)  # not waited for any more, refused, or not approved yet
+    _given_up: set[str] = field(default_factory=set)  # timed out, refused, or not approved yet
 
     # Hello ---------------------------------------------------------------------------------------------
 
     def greet(self, deadline: float | None = None) -> Mapping[str, int]:
-        """Client names and their node ids. New nodes are sent a hello, but those that the server knows.
+        """Client names and their node ids. Sends a hello to nodes that the server does not know.
 
-        A new node's answer is waited for until `deadline`, or for the hello's time-out. A node that does not
-        answer by then costs no more time: its answer is taken whenever it arrives.
+        Waits for a new node's answer until `deadline`, or for the hello's time-out. A node that does not
+        answer by then costs no more time: its answer is read whenever it arrives.
         """
         if (count := self.transport.known_nodes) is not None:
             if not isinstance(self._names, LocalNodes):
@@ -88,11 +88,11 @@ class Membership:
                 continue
             if deadline is None and node in new:
                 log.warning("%s does not answer: continuing without it until it does.", self.title(node))
-            # One that refused, and was asked again, has still refused.
+            # A node that refused has still refused while another hello is open.
             self._nodes[node].refusal = self._nodes[node].refusal or MUTE
         known = {hello.name: node for node in online if (hello := self._nodes[node].hello) is not None}
         self._names = {name: node for name, node in known.items() if name not in self.excluded}
-        # A node that did not answer is asked again next round.
+        # A node that did not answer gets another hello next round.
         self._online = online if len(known) == len(online) else []
         return self._names
 
@@ -100,7 +100,7 @@ class Membership:
         return self._nodes.setdefault(node, NodeState())
 
     def _send_hellos(self, nodes: list[int], now: float) -> set[int]:
-        """Those of these nodes that were asked now and had no hello open before."""
+        """Send hellos; returns the nodes that had no hello open before."""
         asked = [node for node in nodes if self.sites.get(node) not in self.excluded]
         due = [node for node in asked if self._nodes[node].may_ask(now)]
         new = {node for node in due if self._nodes[node].open_hello is None}
@@ -135,25 +135,25 @@ class Membership:
         taken.add(hello.name)
         self._given_up.discard(hello.name)
         self.last_state.setdefault(hello.name, "said hello")
-        # A simulated node starts with nothing: a checkpoint's ledger knows better.
+        # A simulated node reports nothing: a checkpoint's ledger is more accurate.
         if hello.held or not self.ledger.knows(hello.name):
             self.ledger.find(hello.name, hello.held)
 
     def _read_hello(self, node: int, answer: Message, taken: Collection[str]) -> Hello:
-        """`ValueError` with a reason if it is unreadable, not of this run's kind, or takes another's name."""
+        """Parse a hello; `ValueError` if it is unreadable, of the wrong kind, or uses another's name."""
         if answer.has_error():
             raise ValueError(answer.error.reason or "no reason given")
         hello = read_hello(answer, site=self.invitation.to_sites or bool(self.sites))
         if problem := problem_of_name(node, hello.name, self.sites) or self._problem_of_kind(hello):
             raise ValueError(problem)
-        # The first one keeps the name: a site must not pose as another that is online.
+        # The first node keeps the name: a site must not impersonate another that is online.
         if hello.name in taken:
             raise ValueError(f"it calls itself {hello.name}, and so does another node")
         self.keep_anchor(hello.name, hello.anchor)
         return hello
 
     def _problem_of_kind(self, hello: Hello) -> str | None:
-        """Sites and simulated nodes are never in one run: the second kind to arrive would stop the first."""
+        """Sites and simulated nodes are never in one run: the second kind to connect would stop the first."""
         if self._first_member is None or (hello.num_partitions is None) == self.of_sites:
             return None
         if hello.num_partitions is None:
@@ -180,7 +180,7 @@ class Membership:
         if digest and self.anchors is not None:
             self.anchors.add(site, digest)
 
-    # Who is there --------------------------------------------------------------------------------------
+    # Present nodes --------------------------------------------------------------------------------------
 
     @property
     def names(self) -> Collection[str]:
@@ -189,7 +189,7 @@ class Membership:
 
     @property
     def refusals(self) -> dict[int, str]:
-        """By node: why it does not take part."""
+        """By node: the reason why it does not take part."""
         return {node: state.refusal for node, state in self._nodes.items() if state.refusal is not None}
 
     @property
@@ -202,7 +202,7 @@ class Membership:
         return {node: state.hello for node, state in self._nodes.items() if state.hello is not None}
 
     def num_partitions(self) -> set[int]:
-        """Into how many partitions the nodes split the data; empty for real sites."""
+        """The nodes' numbers of partitions; empty for real sites."""
         if isinstance(self._names, LocalNodes):
             return {self._names.count}
         return {h.num_partitions for h in self._members.values() if h.num_partitions is not None}
@@ -222,7 +222,7 @@ class Membership:
         return state is not None and state.hello is not None and bool(state.hello.anchor)
 
     def present(self) -> Mapping[str, int]:
-        """The clients for a round. A client that took part before and has gone is waited for, once."""
+        """The clients for a round. Waits once for a client that took part before and has disconnected."""
         began, missed, local = time.monotonic(), "", self.transport.local
         deadline = began + self.invitation.timeout
         while True:
@@ -247,14 +247,14 @@ class Membership:
         return names
 
     def _gone(self, names: Mapping[str, int]) -> list[str]:
-        """Clients that took part, also before the run was resumed, and are neither here nor given up."""
+        """Clients that took part (also before the run was resumed) and are neither connected nor given up."""
         if isinstance(names, LocalNodes):
             return []
         left = {*names, *self._given_up, *self.excluded}
         return [name for name in self.last_state if name not in left]
 
     def returned(self, client: str, deadline: float) -> int | None:
-        """The node of a client that was gone, once it is back; None if it does not come back in time."""
+        """Wait for a disconnected client and return its node; None if it does not come back in time."""
         if (node := self.greet().get(client)) is not None:
             return node
         began, title = time.monotonic(), self.called(client)
@@ -277,11 +277,11 @@ class Membership:
         before: float = 0.0,
         approval_timeout: float = 0.0,
     ) -> Mapping[str, int]:
-        """Greet until at least `count` nodes take part, and all that are connected have answered.
+        """Send hellos until at least `count` nodes take part, and all connected ones have answered.
 
-        Nodes that have not answered by the end are left out. `wanted` is the number that the error names.
-        `before`: seconds of the time-out that are spent already. If only approvals are missing, the time-out
-        is `approval_timeout`.
+        Nodes that have not answered by the end are left out. `wanted`: the number in the error message.
+        `before`: seconds of the time-out already spent. If only approvals are missing, the time-out is
+        `approval_timeout`.
         """
         began, patience = time.monotonic() - before, timeout
         pause = 0.05
@@ -299,24 +299,24 @@ class Membership:
             if waited > patience:
                 raise UserError(self._too_few(len(names), wanted or count, undecided, patience))
             self.transport.pause(pause)
-            pause = min(2 * pause, 0.5)  # nodes that connect at once are not kept waiting
+            pause = min(2 * pause, 0.5)  # no long waits for nodes that connect at once
 
-    # Texts ---------------------------------------------------------------------------------------------
+    # Messages ---------------------------------------------------------------------------------------------
 
     def title(self, node: int) -> str:
-        """A name for this node in messages to people."""
+        """The name of this node in messages to users."""
         name = self._name_of(node)
         return f"Node {node}" if name is None else f"The site {name}" if self.sites else f"Client {name}"
 
     def called(self, client: str) -> str:
-        """The same by the client's own name."""
+        """The same for a client's name."""
         return f"The site {client}" if self.sites or self.of_sites else f"Client {client}"
 
     def _name_of(self, node: int) -> str | None:
         return self.sites.get(node, self._nodes[node].name if node in self._nodes else None)
 
     def describe(self) -> str:
-        """One sentence for each client that ought to be there: its state, and when it was last seen."""
+        """One sentence per expected client: its state, and when it was last connected."""
         online, waiting, refusals = set(self.transport.grid.get_node_ids()), self.waiting, self.refusals
         texts = []
         for node in dict.fromkeys([*self.sites, *online, *self._members]):

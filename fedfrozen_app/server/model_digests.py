@@ -6,7 +6,7 @@ from collections.abc import Callable
 class ModelDigests:
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
-        self._pending: Callable[[], dict[str, str]] = dict  # waits for the digests of what changed last
+        self._pending: Callable[[], dict[str, str]] = dict  # waits for the digests of the latest changes
 
     def expect(self, pending: Callable[[], dict[str, str]]) -> None:
         """`pending` waits for the digests of the names that have changed."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 def problem_of_name(node: int, name: str, sites: Mapping[int, str]) -> str | None:
     """Why this node may not use this name. `sites`: the registered names by node; empty in a simulation.
 
-    A node that was registered after the run was submitted is not in the list: it may have a new name. A site
-    with a new key has a new node: it takes part again once the run is resumed, which reads the list again.
+    A node registered after the run was submitted is not in the list: it may have a new name. A site with a
+    new key is a new node: it takes part again after the run is resumed, which reads the list again.
     """
     if node in sites:
         own = sites[node]

@@ -1,5 +1,5 @@
-"""Sums over a model's arrays that take their norms on the way: memory is slower than the arithmetic; and the
-checks of updates by their norms."""
+"""Sums over a model's arrays that also compute norms in the same pass, because memory bandwidth is the limit;
+and checks of updates by their norms."""
 
 import math
 import statistics
@@ -15,9 +15,8 @@ CHUNK = 2**16  # elements: a piece, its base and its float64 copy stay in a core
 
 
 def subtract(tensors: list[Tensor], bases: list[Tensor], scratch: Tensor) -> list[Tensor]:
-    """tensor ← tensor − base for each, and the norms of that. Both in one pass: memory is slower than the
-    sums."""
-    if tensors and tensors[0].device.type != "cpu":  # there a launch costs more than the sums: one for all
+    """tensor ← tensor − base for each; returns the norms. One pass, because memory bandwidth is the limit."""
+    if tensors and tensors[0].device.type != "cpu":  # a launch costs more than the sums: one for all tensors
         torch._foreach_sub_(tensors, bases)
         return list(torch._foreach_norm(tensors, 2, dtype=torch.float64))
     return [_subtract(tensor, base, scratch) for tensor, base in zip(tensors, bases, strict=True)]
@@ -31,8 +30,8 @@ def _subtract(tensor: Tensor, base: Tensor, scratch: Tensor) -> Tensor:
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """(rows, …) -> (rows,) in float64. On a GPU torch would copy all of them into that type first."""
-    rows = rows.unsqueeze(-1).flatten(1)  # a row may be a single number
+    """(rows, …) -> (rows,) in float64. On a GPU torch would first copy all rows to float64."""
+    rows = rows.unsqueeze(-1).flatten(1)  # a row may be a scalar
     kernels = gpu_kernels_on(rows.device, "vmap.row_kernels") if rows.dtype == torch.float32 else None
     if kernels is None:
         return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
@@ -41,12 +40,12 @@ def row_norms(rows: Tensor) -> Tensor:
 
 
 def norm_of(tensor: Tensor, scratch: Tensor) -> Tensor:
-    """The norm of an array, which is not changed."""
+    """The norm of an array, which does not change."""
     return torch.stack([_square(piece, scratch) for piece in _pieces(tensor.contiguous())]).sum().sqrt()
 
 
 def divide(totals: list[Tensor], weights: list[float], scratch: Tensor) -> list[Tensor]:
-    """total ← total / weight for each, and the norms of that; in one pass too."""
+    """total ← total / weight for each; returns the norms, in the same pass."""
     if totals and totals[0].device.type != "cpu":
         torch._foreach_div_(totals, weights)
         return list(torch._foreach_norm(totals, 2, dtype=torch.float64))
@@ -60,14 +59,14 @@ def _divide(total: Tensor, weight: float, scratch: Tensor) -> Tensor:
 
 def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
     flat = tensor.view(-1)
-    # A GPU has no use for small pieces: there each would cost a launch.
+    # No small pieces on a GPU: each would cost a launch.
     return flat.split(CHUNK) if flat.device.type == "cpu" else (flat,)
 
 
 def _square(piece: Tensor, scratch: Tensor) -> Tensor:
     """‖piece‖² in float64.
 
-    On the host through one scratch buffer, which is ten times faster than `vector_norm` in that type.
+    On the host it uses a scratch buffer, which is ten times faster than `vector_norm` in float64.
     """
     if piece.device.type != "cpu":
         return torch.linalg.vector_norm(piece, dtype=torch.float64).square()
@@ -89,7 +88,7 @@ class NormGate:
         return None
 
     def median(self) -> float | None:
-        """The median norm of this round's accepted updates; without any, the last round's."""
+        """The median norm of this round's accepted updates; the last round's if there are none."""
         return statistics.median(self.norms) if self.norms else self.last_median
 
 

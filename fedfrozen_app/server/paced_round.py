@@ -1,11 +1,11 @@
 """A round that does not wait for all its clients (`pacing`): replies count when they arrive.
 
 The event queue runs first, because a client's time follows from bytes and steps that are known before it
-trains. Then all clients that start from this round's model train together, at once and in one stack where the
-runner can: the replies that arrive in this round enter its sum, the others are kept until they do.
+trains. Then all clients that start from this round's model train together, stacked if the runner can: replies
+that arrive in this round enter its sum, the others are kept until they arrive.
 
-Each reply is checked, decoded and confirmed in the ledger under the request that it answers, whatever rounds
-follow. Its bytes down count in the round that asked, those up in the round in which it arrives, used or not.
+Each reply is checked, decoded and confirmed in the ledger against the request that it answers, whatever
+rounds follow. Bytes down count in the round of the request, bytes up in the round of arrival, used or not.
 """
 
 import logging
@@ -30,7 +30,7 @@ from fedfrozen_app.server.seams import StrategySeams
 from fedfrozen_app.server.train_round import TrainRound
 
 log = logging.getLogger(__name__)
-DIGITS = 6  # of a second, in a round's row
+DIGITS = 6  # decimals of seconds in a round's row
 
 
 class PacedRound(TrainRound):
@@ -41,7 +41,7 @@ class PacedRound(TrainRound):
         pacing = strategy.federation.connection.pacing
         assert pacing is not None
         self.pacing: Pacing = pacing
-        self._trained: dict[str, Reply | str] = {}  # those who train as soon as they are asked
+        self._trained: dict[str, Reply | str] = {}  # of clients that train as soon as they are asked
         super().__init__(strategy, server_round)
 
     def _draw(self, nodes: Mapping[str, int]) -> list[str]:
@@ -55,7 +55,7 @@ class PacedRound(TrainRound):
         return population_of(nodes)
 
     def _ask(self, clients: Sequence[str], at: float) -> list[Assignment]:
-        if self.request.choice is not None:  # what they choose decides how long they take
+        if self.request.choice is not None:  # their choice of layers determines how long they take
             trip = self._trip(clients, None)
             self._trained |= dict(trip.replies([(client, self._nodes[client]) for client in clients]))
         if self.pacing.pacer.config.partial:
@@ -63,8 +63,8 @@ class PacedRound(TrainRound):
         return [self._assignment(client, at) for client in clients]
 
     def _limit_steps(self, clients: Sequence[str], at: float) -> None:
-        """Clients that would be late take fewer steps. Limits lengthen the request: they are found for the
-        longest one there can be."""
+        """Limit the steps of clients that would be late. Limits lengthen the request: they are computed for
+        the longest possible one."""
         whole = {client: self.pacing.times.steps(client, self._plan) for client in clients}
         self._set_limits(whole)
         limit = at + (self.pacing.pacer.config.seconds or 0.0)
@@ -102,7 +102,7 @@ class PacedRound(TrainRound):
 
     def _collect(self) -> None:
         on_time = {one.client for one in self.closed.used if one.version == self.number}
-        # First: a client whose late reply arrives may have been asked again since.
+        # First: a client whose late reply arrives may have got another request since.
         used = self._arrived(one for one in self.closed.used if one.version != self.number)
         dropped = self._arrived(self.closed.dropped)
         for client, reply in self._replies():
@@ -125,13 +125,13 @@ class PacedRound(TrainRound):
         return [(one, self.pacing.late.pop(one.client)) for one in ordered]
 
     def _replies(self) -> Iterator[tuple[str, Reply | str]]:
-        """Of the clients that started from this round's model."""
+        """Replies of the clients that started from this round's model."""
         if self.request.choice is not None:
             return ((client, self._trained.pop(client)) for client in self.cohort)
         return self._trip(self.cohort, None).replies(self.members)
 
     def _keep(self, client: str, reply: Reply | str) -> None:
-        """Until it arrives. Its privacy is spent now: the client has trained."""
+        """Keep a reply until it arrives. Its privacy is spent now: the client has trained."""
         self.record.note_spent(client, reply)
         self.strategy.federation.show_upload(self.number, client, reply, self.base)
         upload = self.record.traffic.postpone(client)
@@ -143,7 +143,7 @@ class PacedRound(TrainRound):
         self.pacing.late.keep(client, LateReply(reply, upload))
 
     def _take_late(self, one: Assignment, late: LateReply) -> None:
-        """A reply to an earlier round. What it brings for names that are frozen since is not used."""
+        """Add a reply to an earlier round. Its values for names frozen since then are not used."""
         self.record.traffic.arrived(one.client, late.upload)
         aged = late.aged(self.pacing.weight(self.number - one.version), self.request.sent_names)
         reply, weight = self._weighed(one.client, aged)
@@ -152,7 +152,7 @@ class PacedRound(TrainRound):
             self.strategy.on_reply(one.client, names)
 
     def prefetch_next(self, merged: Mapping[str, Tensor]) -> float:
-        """Nothing: who starts from the next model follows from the event queue."""
+        """Does nothing: the event queue decides which clients start from the next model."""
         return 0.0
 
     # The row -----------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class PacedRound(TrainRound):
         self._add_staleness(row, list(pacer.at_work))
 
     def _add_staleness(self, row: Row, at_work: Sequence[str]) -> None:
-        """Which replies counted, and how old they were."""
+        """Add to the row which replies counted, and their staleness."""
         closed = self.closed
         row["clients"] = list(dict.fromkeys(row["clients"]))  # a client may have replied to two rounds
         staleness = [self.number - one.version for one in closed.used]

@@ -1,7 +1,7 @@
-"""When a round is asked and when it closes, in virtual time: the rule of each `pacing`.
+"""When requests are sent and when a round closes, in virtual time: the rule of each `pacing`.
 
-A pacer decides from the times of clients alone, never from what they send, so that a run's order of events
-depends on its seed and settings and on no machine. What clients send is in `late_replies.py`.
+A pacer decides from the clients' times alone, never from their replies, so that a run's order of events
+depends only on its seed and settings, not on the machine. Replies are in `late_replies.py`.
 """
 
 import math
@@ -17,18 +17,18 @@ from fedfrozen_app.config import PacingConfig
 from fedfrozen_app.core.client_order import natural_order
 from fedfrozen_app.server.sampling import cohort_size, draw_cohort, draw_more
 
-# Gives clients the request of the round at a time; what each of them is busy with then.
+# Sends clients the round's request at a given time; returns their assignments.
 Ask = Callable[[Sequence[str], float], Sequence[Assignment]]
 ROUNDING = 1e-9  # 0.56 · 25 is more than 14 in floating point
 
 
 @dataclass
 class ClosedRound:
-    """What happened until the server's step."""
+    """The events of a round until the server's step."""
 
     asked: list[Assignment] = field(default_factory=list)
     used: list[Assignment] = field(default_factory=list)  # replies that enter the step, of any version
-    dropped: list[Assignment] = field(default_factory=list)  # that came too late
+    dropped: list[Assignment] = field(default_factory=list)  # replies that came too late
 
 
 @dataclass
@@ -41,21 +41,21 @@ class Pacer(ABC):
 
     @abstractmethod
     def run_round(self, number: int, population: Sequence[str], ask: Ask) -> ClosedRound:
-        """Ask clients and wait for replies until the server's step `number`. `population`: all clients, in
-        their natural order."""
+        """Send requests and wait for replies until the server's step `number`. `population`: all clients, in
+        natural order."""
 
     @abstractmethod
     def most_requests(self, rounds: int) -> int | None:
-        """How many requests a client may get in so many rounds, whoever else is drawn; None: those of the
-        rounds for which it is drawn."""
+        """The largest number of requests that a client may get in `rounds` rounds, whoever else is drawn;
+        None: the rounds for which it is drawn."""
 
     @property
     def kind(self) -> str:
-        """By which a checkpoint's state is known."""
+        """The name that identifies a checkpoint's state."""
         return self.config.name
 
     def remove(self, client: str) -> list[Assignment]:
-        """Take its request back; who is free then."""
+        """Cancel a client's request; returns the assignments that end with it."""
         return [self.at_work.pop(client)]
 
     def is_dropped(self, assignment: Assignment, number: int) -> bool:
@@ -76,7 +76,7 @@ class Pacer(ABC):
             closed.asked.append(one)
 
     def _end(self, queue: EventQueue, number: int, closed: ClosedRound) -> Assignment:
-        """The next reply arrives."""
+        """Let the next reply arrive."""
         one = queue.pop()
         del self.at_work[one.client]
         self.now = max(self.now, one.replies_at)  # it may have arrived while the last round closed
@@ -84,7 +84,7 @@ class Pacer(ABC):
         return one
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: JSON keeps every float to the bit."""
+        """The state for a checkpoint: JSON preserves every float exactly."""
         return {
             "name": self.kind,
             "now": self.now,
@@ -108,8 +108,8 @@ def _plain(one: Assignment) -> list[Any]:
 class DeadlinePacer(Pacer):
     """A round closes after `pacing.seconds`, or when `pacing.share` of the clients it asked have replied.
 
-    A client that is late works on. It is asked again when it has replied. A round for which nobody was free
-    waits for the next reply.
+    A late client continues to train. It gets another request after it has replied. A round without idle
+    clients waits for the next reply.
     """
 
     def run_round(self, number: int, population: Sequence[str], ask: Ask) -> ClosedRound:
@@ -120,7 +120,7 @@ class DeadlinePacer(Pacer):
         self._begin(ask(free, self.now) if free else (), queue, closed)
         wanted = math.ceil((self.config.share or 1.0) * len(closed.asked) - ROUNDING) or 1
         replied = 0
-        # Replies of one instant are all in.
+        # Include all replies of the same instant.
         while queue and queue.next_at <= limit and (replied < wanted or queue.next_at <= self.now):
             one = self._end(queue, number, closed)
             replied += one.version == number or not closed.asked
@@ -133,11 +133,11 @@ class DeadlinePacer(Pacer):
 
 
 class BufferedPacer(Pacer):
-    """`pacing.concurrency` clients are always at work, and the server steps when `pacing.buffer` replies are
-    in (FedBuff, arXiv 2106.06639).
+    """Keeps `pacing.concurrency` clients busy; steps after `pacing.buffer` replies (FedBuff, arXiv
+    2106.06639).
 
-    A client is not asked twice for one version of the model: it would compute the same update again. If
-    nobody else is free, its place stays empty until the next version.
+    A client does not get two requests for the same version of the model: it would compute the same update
+    again. If no other client is idle, its place stays empty until the next version.
     """
 
     def run_round(self, number: int, population: Sequence[str], ask: Ask) -> ClosedRound:
@@ -147,7 +147,7 @@ class BufferedPacer(Pacer):
         free = [client for client in population if client not in self.at_work]
         draws = 0
         while len(closed.used) < wanted:
-            # Replies of one instant arrive before anybody is asked again.
+            # Replies of the same instant all arrive before new requests are sent.
             if queue.next_at > self.now or not closed.used:
                 count = min(places - len(self.at_work), len(free))
                 if count > 0:
@@ -166,5 +166,5 @@ class BufferedPacer(Pacer):
 
 
 def replies_of_a_step(config: PacingConfig, at_work: int) -> int:
-    """The size of the buffer while so many clients are at work."""
+    """The size of the buffer while `at_work` clients are busy."""
     return config.buffer or max(1, at_work // 2)

@@ -1,4 +1,4 @@
-"""A run whose rounds do not wait for all clients: who is at work, and the replies that are on their way."""
+"""A run whose rounds do not wait for all clients: which clients are busy, and which replies are in flight."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -19,10 +19,10 @@ class Times(Protocol):
     def of(
         self, client: str, plan: Plan, down: int, up: int, asked_at: float, most: int | None = None
     ) -> ClientTime:
-        """With so many bytes down and up; `most`: local steps."""
+        """The times of a request with `down` and `up` bytes; `most`: the maximum number of local steps."""
 
     def steps(self, client: str, plan: Plan) -> int:
-        """Local steps of a whole request."""
+        """The number of local steps of a full request."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Pacing:
 
     @property
     def live(self) -> bool:
-        """Whether nodes take real time."""
+        """Whether nodes are real ones, whose times are not simulated."""
         return False
 
     def weight(self, staleness: int) -> float:
@@ -43,7 +43,7 @@ class Pacing:
     def steps_within(
         self, client: str, plan: Plan, sizes: tuple[int, int], asked_at: float, limit: float
     ) -> int:
-        """How many local steps leave time to reply by `limit`; at least one."""
+        """The number of local steps that leaves time to reply by `limit`; at least one."""
         least, most = 1, self.times.steps(client, plan)
 
         def ends(steps: int) -> float:
@@ -58,26 +58,25 @@ class Pacing:
         return least
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint, beside `arrays`."""
+        """The state for a checkpoint, in addition to `arrays`."""
         late, sums = self.late.state_dict(), self.sums.state_dict()
         return {"pacer": self.pacer.state_dict(), "late": late} | ({"sums": sums} if sums else {})
 
     def arrays(self, held: Collection[str] = ()) -> dict[str, Tensor]:
-        """`held`: digests of the arrays that the checkpoint has anyway."""
+        """The arrays for a checkpoint. `held`: digests of those that it has anyway."""
         return self.late.arrays() | self.sums.arrays()
 
     def load(
         self, state: Mapping[str, Any], arrays: Mapping[str, Tensor], excluded: Collection[str] = ()
     ) -> None:
-        """Restore them, without clients that take no part any more. A run with another pacing starts with
-        everybody free."""
+        """Restore the state, without excluded clients. With another pacing all clients start idle."""
         if state.get("pacer", {}).get("name") != self.pacer.kind:
             return
         self.pacer.load_state_dict(state["pacer"])
         self.late.load(state["late"], arrays)
         self.sums.load(state.get("sums", {}), arrays)
         for client in sorted(set(self.pacer.at_work) & set(excluded)):
-            if client in self.pacer.at_work:  # it may have left with another of its cohort
+            if client in self.pacer.at_work:  # it may have been removed with its cohort
                 freed = [one.client for one in self.pacer.remove(client)]
                 self.late.discard(freed)
                 self.sums.discard(freed)

@@ -1,4 +1,4 @@
-"""Writes how a deployed run sees its sites, while it waits for them."""
+"""Writes a deployed run's view of its sites, while it waits for them."""
 
 import datetime
 import logging
@@ -12,13 +12,13 @@ from fedfrozen_app.server.lateness import Lateness
 from fedfrozen_app.server.membership import MUTE, Membership
 
 log = logging.getLogger(__name__)
-LOOK, WRITE = 1.0, 5.0  # seconds between two looks, and between two files that say the same
-CONNECTED = 5.0  # seconds between two questions to the SuperLink who is connected
+LOOK, WRITE = 1.0, 5.0  # seconds between checks, and between equal files
+CONNECTED = 5.0  # seconds between queries to the SuperLink for connected nodes
 
 
 @dataclass
 class PresenceWriter:
-    """Called again and again while the server waits (`Transport.on_wait`)."""
+    """Called repeatedly while the server waits (`Transport.on_wait`)."""
 
     folder: Path
     membership: Membership
@@ -49,7 +49,7 @@ class PresenceWriter:
         )
         try:
             write_presence(self.folder, written)
-        except OSError as error:  # its age says that it is old; what the run needs is written elsewhere
+        except OSError as error:  # the file's age shows that it is old; the run itself does not need it
             log.debug("presence.json could not be written: %s", error)
 
     def _look(self, now: float) -> dict[str, SiteState]:

@@ -1,4 +1,4 @@
-"""Strategies that prompt a frozen dual encoder: the global prompts are shared, all else is private.
+"""Base of strategies that prompt a frozen dual encoder: global prompts are shared, all else is private.
 
 A strategy defines how its clients read the encoders (`reading`), and their loss if that is not the plain one.
 """
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from fedfrozen_app.adapters.prompted import Prompted
     from fedfrozen_app.adapters.prompts import PromptedDual
 
-ACTIVE = 0.01  # a fused prompt that differs less from the global one shows that the fusion did nothing
-DROWNED = 10.0  # one that differs more retains nothing of the global prompt
+ACTIVE = 0.01  # a fused prompt with a smaller distance to the global one: the fusion did nothing
+DROWNED = 10.0  # with a larger distance nothing of the global prompt is left
 
 
 class PromptLearning(base.PlannedFedAvg):
-    personal = True  # its baselines too are evaluated client by client, so that they can be compared
+    personal = True  # baselines too are evaluated per client, for comparison
 
     @classmethod
     def reading(cls) -> "type[PromptedDual]":
-        """Imported where it is called, because a configuration is read without transformers."""
+        """The client's model class. Imported on call: configurations are read without transformers."""
         from fedfrozen_app.adapters.prompts import PromptedDual
 
         return PromptedDual
@@ -44,14 +44,14 @@ class PromptLearning(base.PlannedFedAvg):
 
     @classmethod
     def sums_up(cls, rows: Sequence[Row]) -> dict[str, Any]:
-        """How far fused prompts ended from the global ones, as a share of these, by encoder."""
+        """The final relative distance of fused prompts to the global ones, by encoder."""
         last = next((row for row in reversed(rows) if any(key.startswith("fusion_gap") for key in row)), {})
         gaps = {key: value for key, value in last.items() if key.startswith("fusion_gap")}
         return {"fusion": {**gaps, "state": state_of(max(gaps.values()))}} if gaps else {}
 
 
 def state_of(gap: float) -> str:
-    """The state of a fusion: `gap` is its prompt's distance from the global one, in norms of that one."""
+    """The state of a fusion: `gap` is the relative distance of its prompt to the global one."""
     if gap < ACTIVE:
         return "fusion inactive"
     return "fusion active" if gap <= DROWNED else "fusion drowns the global prompt"

@@ -1,4 +1,4 @@
-"""What a round collects from its replies, and its row in `metrics.jsonl`."""
+"""A round's record of its replies, and its row in `metrics.jsonl`."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ from fedfrozen_app.server.masked_result import MaskedResult
 from fedfrozen_app.tasks.language import perplexity
 
 log = logging.getLogger(__name__)
-# Kept client by client as well: an average hides the client that a model serves badly.
+# Also kept per client: an average hides clients for which the model is bad.
 PER_CLIENT = (
     *("client_val_before", "client_val_after"),
     *(f"{which}_{name}" for which in ("personal", "test") for name in HEADLINES),
@@ -26,14 +26,14 @@ PER_CLIENT = (
 
 @dataclass
 class RoundClock:
-    """How long a round takes, and how much of that the server spends on aggregation."""
+    """Measures the duration of a round, and of the server's aggregation in it."""
 
     began: float = field(default_factory=time.perf_counter)
     aggregating: float = 0.0  # seconds
 
     @contextmanager
     def aggregation(self) -> Iterator[None]:
-        """The block counts as aggregation."""
+        """Count the block as aggregation."""
         started = time.perf_counter()
         yield
         self.aggregating += time.perf_counter() - started
@@ -51,7 +51,7 @@ class RoundRecord:
     traffic: Traffic = field(default_factory=Traffic)
     failures: list[str] = field(default_factory=list)
     metrics: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)  # by name, then by client
-    weights: list[float] = field(default_factory=list)  # of the replies taken, in the model's mean
+    weights: list[float] = field(default_factory=list)  # of the accepted replies, in the model's mean
     spent: dict[str, tuple[float, float]] = field(default_factory=dict)  # client: (ε, δ), with privacy on
     clock: RoundClock = field(default_factory=RoundClock)
     discarded: str | None = None  # why the round changed nothing, although replies were valid
@@ -59,26 +59,26 @@ class RoundRecord:
     effective: float | None = None  # 1 / Σ wᵢ², if the weights themselves are not known
 
     def expect(self, reply: Reply) -> None:
-        """It will be taken unchanged, with the others of its block, once their metrics are known."""
+        """Announce a reply that will be taken unchanged, with its block, once the metrics are known."""
         with self.clock.aggregation():
             self.aggregator.expect(reply.arrays)
 
     def predict(self, cohort: int) -> Update | None:
-        """The result of `finish` if all replies are valid, once those of the whole cohort are expected."""
+        """The result of `finish` if all replies are valid, after all of the cohort's were announced."""
         with self.clock.aggregation():
             update = self.aggregator.predict(cohort)
         return update
 
     def note_spent(self, client: str, reply: Reply | str) -> None:
-        """What the client's privacy has cost so far, whether its reply is taken or not."""
+        """Record the client's privacy spent so far, whether its reply is accepted or not."""
         if isinstance(reply, Reply) and "epsilon" in reply.metrics:
             self.spent[client] = reply.metrics.pop("epsilon"), reply.metrics.pop("delta")
 
     def take(
         self, client: str, reply: Reply | str, weight: float | None = None, *, is_update: bool = False
     ) -> bool:
-        """Add a reply, or note why it was set aside; whether it was added. `weight`: its weight in
-        the means of arrays; None: its examples. `is_update`: its arrays are an update already."""
+        """Add a reply, or record why it was set aside; returns whether it was added. `weight`: its weight in
+        the means of arrays; None: its examples. `is_update`: its arrays are already an update."""
         with self.clock.aggregation():
             self.note_spent(client, reply)
             counts = 0.0 if isinstance(reply, str) else float(reply.examples) if weight is None else weight
@@ -100,16 +100,16 @@ class RoundRecord:
                     # A client may have replied to this round and, late, to an earlier one.
                     known[client if client not in known else f"{client} (late)"] = (value, weight)
             if isinstance(reply, Reply):
-                reply.arrays = {}  # the next reply comes before this one is freed
+                reply.arrays = {}  # the next reply arrives before this one is freed
         return refused is None
 
     def _set_aside(self, client: str, why: str) -> None:
-        """Note the reason, escaped: it may quote the client, and reaches logs, rows and pages."""
+        """Record the reason, escaped: it may quote the client, and appears in logs, rows and pages."""
         self.failures.append(f"Client {client} was set aside: it {quoted(why)}.")
         log.warning("Round %d: %s", self.number, self.failures[-1])
 
     def take_masked(self, masked: MaskedResult) -> None:
-        """The result of a masked round: its sums, or why there are none."""
+        """Take the result of a masked round: its sums, or why there are none."""
         with self.clock.aggregation():
             self.spent |= masked.spent
             for client, why in masked.failures.items():
@@ -124,7 +124,7 @@ class RoundRecord:
                 self.aggregator.add_sums(sums)
                 self.metrics = {name: {"": metric} for name, metric in sums.figures.items()}
                 self.secure |= {"summed": sums.replies, "clipped": sums.clipped, "rounding": masked.error}
-                if not sums.examples_squared:  # unknown: all are assumed equal
+                if not sums.examples_squared:  # unknown: assume equal weights
                     self.effective = float(sums.replies)
                 else:
                     unweighted = self.aggregator.counts(PARAMETERS, 0.0, 1)
@@ -137,7 +137,7 @@ class RoundRecord:
                     )
 
     def finish(self, cohort: int, population: int) -> Update:
-        """The update from all replies; empty if fewer were valid than the quorum."""
+        """The update from all replies; empty without a quorum of valid replies."""
         with self.clock.aggregation():
             update = Update()
             valid = cohort - len(self.failures)
@@ -157,7 +157,7 @@ class RoundRecord:
 
     @cached_property
     def _means(self) -> dict[str, float]:
-        """Over the clients, weighted by examples or tokens; counts of tokens are summed."""
+        """Means over clients, weighted by examples or tokens; token counts are summed."""
         found = {key: _mean(clients.values()) for key, clients in self.metrics.items()}
         for key, clients in self.metrics.items():
             model, _, metric = key.rpartition("_")
@@ -184,7 +184,7 @@ class RoundRecord:
             "clients_failed": len(self.failures),
             "drift": drift,
         }
-        if self.traffic.by_client is not None:  # taken out again by the hook that asked for it
+        if self.traffic.by_client is not None:  # removed again by the hook that needs it
             row["bytes_by_client"] = self.traffic.by_client
         if self.secure is not None:
             row["secure"] = self.secure
@@ -198,7 +198,7 @@ class RoundRecord:
             }
         if self.effective is not None:
             row["effective_clients"] = self.effective
-        if self.weights:  # how many equal clients these weights amount to: 1 / Σ wᵢ²
+        if self.weights:  # the effective number of clients: 1 / Σ wᵢ²
             row["effective_clients"] = sum(self.weights) ** 2 / sum(n**2 for n in self.weights)
         if self.spent:
             row["epsilon"] = {client: epsilon for client, (epsilon, _) in self.spent.items()}

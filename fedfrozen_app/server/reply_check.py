@@ -1,4 +1,4 @@
-"""Read a client's reply, count its bytes, and check it. A reason is the rest of a sentence: "it ..."."""
+"""Read a client's reply, count its bytes, and check it. Reasons are the rest of a sentence ("it ...")."""
 
 from collections.abc import Collection
 
@@ -18,7 +18,7 @@ from fedfrozen_app.server.request_messages import ClientRequest
 def read(
     connection: Connection, asked: ClientRequest, message: Message | None, traffic: Traffic
 ) -> Reply | str:
-    """The reply, not checked yet; or why there is none."""
+    """The reply, not checked yet, or why there is none."""
     if message is None:
         return f"did not answer within {connection.transport.timeout:g} s"
     try:
@@ -39,7 +39,7 @@ def read(
 def check(
     connection: Connection, asked: ClientRequest, reply: Reply | str, declared: Collection[str]
 ) -> Reply | str:
-    """A valid reply, decoded; or why it is set aside. The ledger notes what the client holds now.
+    """The valid, decoded reply, or why it is set aside. Also updates the ledger.
 
     `declared`: the metrics that a client may send.
     """
@@ -65,6 +65,6 @@ def check(
     if problem := problem_of(reply, request, model, roles, declared):
         return problem
     ledger.confirm(asked.client, request.base_digests)
-    if not connection.transport.local:  # bytes arrive on the host, and the server's model may be on a GPU
+    if not connection.transport.local:  # received arrays are on the host, the server's model may be on a GPU
         reply.arrays = {n: tensor.to(model[parameter_of(n)].device) for n, tensor in reply.arrays.items()}
     return reply

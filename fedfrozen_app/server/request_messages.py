@@ -1,4 +1,4 @@
-"""Train requests of one round as messages: clients that lack the same arrays share one content."""
+"""The messages of one round's train requests: clients that lack the same arrays share their content."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from fedfrozen_app.server.connection import Connection
 
 @dataclass(frozen=True)
 class ToMask:
-    """What a client trains and masks: its cohort's request, its neighbours' shares, its reply's layout."""
+    """A masked client's work: its cohort's request, its neighbours' shares, and its reply's layout."""
 
     request: TrainRequest
     envelopes: str
@@ -29,7 +29,7 @@ class ToMask:
 
 
 class ClientRequest(NamedTuple):
-    """One client's request, and all arrays that it may have to be sent."""
+    """One client's request, and all arrays that may have to be sent with it."""
 
     client: str
     node: int
@@ -65,7 +65,7 @@ class RequestMessages:
         return self.connection.membership.ledger.missing(to.client, to.request.base)
 
     def make(self, to: ClientRequest, names: list[str], *, lacking: bool = False) -> Message:
-        """The request with these arrays. `lacking`: in addition to those of an earlier message."""
+        """A message with the request and these arrays. `lacking`: these complement an earlier message."""
         template = self._template(to, names, {} if lacking else self._codes(to, names))
         text_bytes = template.text_bytes + len(to.envelopes.encode())
         cold = self._cold_bytes(to, names, lacking=lacking)
@@ -76,12 +76,12 @@ class RequestMessages:
         return message
 
     def _cold_bytes(self, to: ClientRequest, names: list[str], *, lacking: bool) -> int | None:
-        """Bytes of the arrays that this message would bring to a client without a cache from earlier runs."""
+        """Bytes of this message's arrays for a client without a cache from earlier runs."""
         ledger = self.connection.membership.ledger
         if ledger.is_cold(to.client):
             return None
         cold = ledger.missing_cold(to.client, to.request.base)
-        if lacking:  # a cold client was sent the others with the earlier message
+        if lacking:  # a cold client got the others with the earlier message
             cold = [name for name in names if name not in {*cold}]
         held, sizes = (
             frozenset() if lacking else ledger.confirmed(to.client),
@@ -90,7 +90,7 @@ class RequestMessages:
         return sum(sizes(name, to.model[name], to.request.base[name], held) for name in cold)
 
     def _codes(self, to: ClientRequest, names: list[str]) -> dict[str, int]:
-        """Of the arrays in whose place codes are sent, how many."""
+        """The number of codes for each array that is sent as codes."""
         broadcast = self.connection.broadcast
         if broadcast.coder is None:
             return {}
@@ -99,7 +99,7 @@ class RequestMessages:
         return {name: count for name, count in counts.items() if count}
 
     def _template(self, to: ClientRequest, names: list[str], codes: Mapping[str, int]) -> Template:
-        # Clients that lack the same arrays are sent the same content: a message's content is never changed.
+        # Clients that lack the same arrays get the same content, which is never changed.
         key = (to.request.digest, *names, *codes.items())
         if key not in self._templates:
             transport, ticket = self.connection.transport, self.connection.ticket
@@ -107,7 +107,7 @@ class RequestMessages:
             arrays = {name: to.model[name] for name in names}
             coded = {name: value for name, value in arrays.items() if name not in codes}
             coded |= {coded_name(name): broadcast.joined(name, count) for name, count in codes.items()}
-            # Within the process the arrays themselves are there, as they would be decoded.
+            # Within the process the arrays themselves are sent, equal to their decoded values.
             sent = arrays if transport.local else coded
             content = train_content(to.request, sent, local=transport.local, ticket=ticket)
             text = to.request.json + (canonical(ticket) if ticket else "")
@@ -120,7 +120,7 @@ class RequestMessages:
 def with_client_arrays(
     request: TrainRequest, model: Mapping[str, Tensor], arrays: Mapping[str, Tensor] | None
 ) -> tuple[TrainRequest, Mapping[str, Tensor]]:
-    """The request of a client that is sent arrays of its own, and all arrays that it may have to be sent."""
+    """The request of a client with per-client arrays, and all arrays that may have to be sent with it."""
     if not arrays:
         return request, model
     return replace(request, base={**request.base, **digests(arrays)}), {**model, **arrays}

@@ -1,4 +1,4 @@
-"""Robust aggregation, by configuration: a single poisoned update cannot take over the result.
+"""Robust aggregation, by configuration: a single poisoned update cannot dominate the result.
 
 Trimmed mean and median: Yin et al., "Byzantine-Robust Distributed Learning", arXiv 1803.01498.
 Krum: Blanchard et al., "Machine Learning with Adversaries", arXiv 1703.02757: the score of update i is
@@ -27,7 +27,7 @@ def replies_needed(settings: AggregationConfig) -> int:
 
 
 def check_cohort(settings: AggregationConfig, size: int) -> None:
-    """With fewer clients per round than it needs replies, the model would never change."""
+    """Raise a `UserError` if the cohort is smaller than the rule's minimum of replies."""
     if size < (needed := replies_needed(settings)):
         raise UserError(
             f"Krum with aggregation.malicious={settings.malicious} needs {needed} clients in a "
@@ -36,7 +36,7 @@ def check_cohort(settings: AggregationConfig, size: int) -> None:
 
 
 class HeldReplies(RunningMean):
-    """Holds every reply, besides the mean of all, whose checks and drift it uses."""
+    """Holds every reply, and also the mean of all for its checks and drift."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class HeldReplies(RunningMean):
         self._held: list[tuple[dict[str, Tensor], float]] = []
 
     def expect(self, arrays: Mapping[str, Tensor]) -> None:
-        """Does nothing early: each reply is held unchanged."""
+        """Does nothing: each reply is held unchanged."""
 
     def add(self, arrays: Mapping[str, Tensor], weight: float) -> str | None:
         refused = super().add(copied(arrays), weight)
@@ -93,18 +93,18 @@ class HeldReplies(RunningMean):
 
 
 def copied(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """For a mean, which turns its arrays into updates in place."""
+    """Copies for a mean, which turns arrays into updates in place."""
     return {name: tensor.clone() for name, tensor in arrays.items()}
 
 
 def closest(held: list[tuple[dict[str, Tensor], float]], malicious: int) -> list[int]:
-    """The numbers of the n − f replies with the smallest Krum scores, over the parameters that all sent."""
+    """The indices of the n − f replies with the smallest Krum scores, over the parameters that all sent."""
     names = [name for name in filter(is_parameter, held[0][0]) if all(name in arrays for arrays, _ in held)]
-    if not names:  # clients share nothing: none is an outlier
+    if not names:  # clients share no parameters: none is an outlier
         return list(range(len(held)))
     rows = torch.stack([torch.cat([arrays[n].double().flatten() for n in names]) for arrays, _ in held])
     squares = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()  # (n, n)
-    near = squares.sort(dim=1).values[:, 1 : len(held) - malicious - 1]  # without itself: n − f − 2 of them
+    near = squares.sort(dim=1).values[:, 1 : len(held) - malicious - 1]  # n − f − 2 others
     ranked = near.sum(dim=1).argsort(stable=True)
     return sorted(ranked[: len(held) - malicious].tolist())
 
@@ -118,7 +118,7 @@ def make_aggregator(
     zero_fill: bool = False,
     equal: Collection[str] = (),
 ) -> RunningMean:
-    """What aggregates this round's replies; `zero_fill` is for the mean alone."""
+    """The aggregator of this round's replies; `zero_fill` is for the mean alone."""
     gate = None if settings.far_out is None else NormGate(settings.far_out, median_norm)
     if settings.name == "mean":
         return RunningMean(model, group, gate, zero_fill=zero_fill, equal=equal)

@@ -1,4 +1,4 @@
-"""The server's spans of each round, where FEDFROZEN_TRACES asks for traces."""
+"""The server's trace spans of each round, if FEDFROZEN_TRACES is set."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from fedfrozen_app.server.connection import Connection
 
 @dataclass
 class RoundTraces:
-    """A hook. `run`: of a run without sites, whose requests carry none."""
+    """A hook that writes spans. `run`: the id of a run without sites, whose requests have none."""
 
     connection: Connection
     run: str
@@ -25,6 +25,6 @@ class RoundTraces:
 
 
 def round_traces(connection: Connection, run: str) -> list[RoundTraces]:
-    """Empty where nobody asks for traces."""
+    """The hook, or an empty list without tracing."""
     start_tracing("server")
     return [RoundTraces(connection, run)] if is_tracing() else []

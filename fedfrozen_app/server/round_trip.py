@@ -1,4 +1,4 @@
-"""One round's requests and replies: send to the cohort, send again what was lost or is missing, check."""
+"""One round's requests and replies: send, resend lost requests and missing arrays, check replies."""
 
 import logging
 import time
@@ -22,7 +22,7 @@ from fedfrozen_app.server.transport import has_crashed, is_gone
 
 log = logging.getLogger(__name__)
 Members = Sequence[tuple[str, int]]  # client, node
-CRASHES = 2  # failures of a client's executor on one request; after that it may be unable to serve it
+CRASHES = 2  # tolerated failures of a client's executor on one request
 
 
 @dataclass
@@ -37,12 +37,12 @@ class RoundTrip:
     request: TrainRequest
     model: Mapping[str, Tensor]
     traffic: Traffic
-    # By client: arrays for this client alone, which join the base of its request.
+    # By client: arrays for this client alone, added to the base of its request.
     per_client_arrays: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     # By client: its own request in place of `request`, in a masked round.
     masked: Mapping[str, ToMask] = field(default_factory=dict)
-    # Called with one reply of each block before its metrics are waited for: what it starts on the device
-    # runs during that wait.
+    # Called with one reply of each block before waiting for its metrics, so that device work started here
+    # overlaps with the wait.
     before_metrics: Callable[[Reply], None] | None = None
     metric_names: Sequence[str] = ()  # that clients may send in addition to those of the request
     _sent_at: float = field(default_factory=time.monotonic, init=False)
@@ -56,7 +56,7 @@ class RoundTrip:
         return declared_metrics(self.request, self.metric_names)
 
     def replies(self, cohort: Members) -> Iterator[tuple[str, Reply | str]]:
-        """Each client's valid reply, or the reason for none."""
+        """Each client's valid reply, or the reason why there is none."""
         transport, last_state = self.connection.transport, self.connection.membership.last_state
         deadline = time.monotonic() + transport.timeout
         requests = [self.client_request(client, node) for client, node in cohort]
@@ -96,7 +96,7 @@ class RoundTrip:
     def _reply(
         self, asked: ClientRequest, message_id: str, deadline: float
     ) -> tuple[ClientRequest, Reply | str]:
-        """Its last reply, not checked yet, and the request that it answers in the end."""
+        """The client's final reply, not checked yet, and the request that it answers."""
         asked, message = self._receive(asked, message_id, deadline)
         reply = reply_check.read(self.connection, asked, message, self.traffic)
         while isinstance(reply, Reply) and reply.opens_in and time.monotonic() + reply.opens_in < deadline:
@@ -109,7 +109,7 @@ class RoundTrip:
             request, model = foundation.add_to(asked.request, asked.model)
             asked = asked._replace(request=request, model=model)
             reply = self._send_again(asked, self._messages.missing(asked), deadline)
-        # First the arrays that it lacks; then all of them, which works without a cache.
+        # First the missing arrays; then all of them, which works without a cache.
         for everything in (False, True):
             if isinstance(reply, str) or not reply.lacks or reply.request != asked.request.digest:
                 break
@@ -120,7 +120,7 @@ class RoundTrip:
         return asked, reply
 
     def _wait_until_open(self, client: str, seconds: float) -> None:
-        """A site outside its opening hours has begun nothing: it is asked again when it opens."""
+        """Wait until a site opens, to send its request again: it has not started."""
         closed, membership = self.connection.closed, self.connection.membership
         closed.close(client, membership.called(client), seconds)
         while closed.is_closed(client):
@@ -129,7 +129,7 @@ class RoundTrip:
     def _receive(
         self, asked: ClientRequest, message_id: str, deadline: float
     ) -> tuple[ClientRequest, Message | None]:
-        """The answer; a client that was gone, or crashed, is sent its request again when it is back."""
+        """The answer. A client that disconnected or crashed gets its request again when it is back."""
         connection = self.connection
         title = partial(connection.membership.called, asked.client)
         awaited = Awaited(

@@ -1,6 +1,6 @@
-"""Who takes part in a round: drawn over client names, so that a seed gives the same cohorts everywhere.
+"""Client sampling, over client names, so that a seed gives the same cohorts everywhere.
 
-Flower's own sampling draws over node ids, which are different in every run.
+Flower's own sampling draws over node ids, which differ in every run.
 """
 
 from collections import Counter
@@ -25,8 +25,8 @@ def draw_cohort(names: Iterable[str], participation: float, seed: int, server_ro
 
 
 def batches_of(names: Iterable[str], size: int) -> list[list[str]]:
-    """Fixed batches of at least `size` clients, by their names: every run over the same clients has the same
-    ones. Fewer than `size` are one batch."""
+    """Fixed batches of at least `size` clients, by name: every run over the same clients has the same
+    batches. Fewer than `size` clients are one batch."""
     population = list(in_order(tuple(names)))
     count = max(1, len(population) // size)
     firsts = [number * size for number in range(count)]
@@ -38,14 +38,14 @@ def batches_of(names: Iterable[str], size: int) -> list[list[str]]:
 
 
 def draw_batches(batches: list[list[str]], participation: float, seed: int, server_round: int) -> list[str]:
-    """The clients of the batches that are drawn."""
+    """The clients of the sampled batches."""
     drawn = draw_cohort(map(str, range(len(batches))), participation, seed, server_round) if batches else []
     return [client for number in drawn for client in batches[int(number)]]
 
 
 def draw_more(free: list[str], count: int, seed: int, server_round: int, draw: int) -> list[str]:
-    """`count` of the clients that are free, in their order, for the `draw`-th time in a round. The first draw
-    of a round in which all are free is that of `draw_cohort`."""
+    """Draw `count` of the idle clients, in their order, as the `draw`-th draw of a round. The first draw of a
+    round in which all are idle equals that of `draw_cohort`."""
     if count >= len(free):
         return list(free)
     keys = (server_round, draw) if draw else (server_round,)
@@ -61,23 +61,24 @@ def _drawn(population: int, size: int, seed: int, server_round: int) -> tuple[in
 
 @lru_cache(maxsize=4)
 def participations(names: Sequence[str], participation: float, seed: int, rounds: int) -> dict[str, int]:
-    """In how many of the rounds 1 to `rounds` each client will be drawn; of very many, those that are."""
+    """The number of rounds from 1 to `rounds` in which each client will be drawn; with very many clients,
+    only those that are drawn."""
     drawn = Counter(
         name for number in range(1, rounds + 1) for name in draw_cohort(names, participation, seed, number)
     )
     if isinstance(names, Numbered):
         return dict(drawn)
-    # Sorted: nodes come in any order, and a request that is sent again must have the same text.
+    # Sorted: nodes connect in any order, and a resent request must have the same text.
     return {name: drawn[name] for name in in_order(tuple(names))}
 
 
 def population_of(names: Iterable[str]) -> Sequence[str]:
-    """The clients in their order. No list of very many is made: they are numbered."""
+    """The clients in their order. Very many are numbered instead of listed."""
     if isinstance(names, LocalNodes):
         return names.names
     return names if isinstance(names, Numbered) else in_order(tuple(names))
 
 
-@lru_cache(maxsize=4)  # mostly the same names every round, and there may be thousands
+@lru_cache(maxsize=4)  # usually the same names every round, perhaps thousands
 def in_order(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(names, key=natural_order))

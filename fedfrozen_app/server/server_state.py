@@ -10,11 +10,11 @@ from fedfrozen_app.core.digests import digests
 from fedfrozen_app.exchange.names import flattened
 from fedfrozen_app.exchange.train_request import TrainRequest
 
-ServerState = dict[str, dict[str, Tensor]]  # namespace: a parameter's name: its array
+ServerState = dict[str, dict[str, Tensor]]  # {namespace: {parameter name: array}}
 
 
 def follow(server_state: ServerState, request: TrainRequest, model: Mapping[str, Tensor]) -> ServerState:
-    """The arrays that the request's algorithm needs, for every name that its plan shares: new ones are zero.
+    """The arrays that the request's algorithm needs, for every shared name; new ones are zero.
 
     Frozen names are dropped.
     """
@@ -31,7 +31,7 @@ def follow(server_state: ServerState, request: TrainRequest, model: Mapping[str,
 def add_to(
     request: TrainRequest, model: dict[str, Tensor], server_state: ServerState
 ) -> tuple[TrainRequest, dict[str, Tensor]]:
-    """The request with these arrays in its base, and all arrays that may have to be sent."""
+    """The request with these arrays in its base, and all arrays that may have to be sent with it."""
     arrays = flattened(server_state)
     if not arrays:
         return request, model

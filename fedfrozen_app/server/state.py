@@ -1,4 +1,4 @@
-"""What a checkpoint keeps besides the model, each array under the name of its owner."""
+"""A checkpoint's state besides the model, each array under the name of its owner."""
 
 from dataclasses import asdict
 
@@ -19,13 +19,13 @@ def arrays_to_keep(strategy: PlannedFedAvg) -> dict[str, Tensor]:
         strategy=strategy.state(),
         server_optimizer=strategy.optimizer.state(),
         broadcast={} if broadcast.coder is None else broadcast.state(strategy.digests),
-        carried=flattened(strategy.server_state),  # the name that checkpoints have had from the start
+        carried=flattened(strategy.server_state),  # the key in the checkpoint format
     )
 
 
 def restore(strategy: PlannedFedAvg, start: Checkpoint, config: Config) -> None:
-    """Restore it; a run that starts from one with another strategy, or another server optimiser, gets
-    nothing of theirs."""
+    """Restore the state. A run with another strategy or server optimiser than the checkpoint's
+    ignores theirs."""
     device = next(iter(strategy.model.values())).device
     arrays = by_owner({name: value.to(device) for name, value in start.strategy.items()})
     if start.config["strategy"]["name"] == config.strategy["name"]:
@@ -39,5 +39,5 @@ def restore(strategy: PlannedFedAvg, start: Checkpoint, config: Config) -> None:
         excluded = strategy.federation.connection.membership.excluded
         pacing.load(start.hooks.get("pacing", {}), arrays["pacing"], excluded)
     strategy.median_norm = start.row.get("usual_norm")
-    if config.secure_aggregation.renews:  # a fork without a rule has the bound of its settings
+    if config.secure_aggregation.renews:  # a fork without a rule uses the configured bound
         strategy.federation.sums.clip = start.row.get("secure", {}).get("next_clip")

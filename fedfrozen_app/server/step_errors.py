@@ -1,4 +1,4 @@
-"""One sentence for a strategy's `step` that reads a namespace that is not there, in place of a traceback."""
+"""Replace the traceback of a strategy's `step` that reads an unknown namespace by one sentence."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ def checked_step(strategy: StrategySeams, update: Update) -> dict[str, Tensor]:
         return strategy.step(update)
     except KeyError as error:
         key = error.args[0] if error.args else None
-        if not isinstance(key, str) or "." in key or key in strategy.model:  # the name of a parameter
+        if not isinstance(key, str) or "." in key or key in strategy.model:  # a parameter name
             raise
         raise UserError(
             f"Strategy {type(strategy).__name__}: step() reads '{key}', which is no namespace there: "

@@ -36,19 +36,19 @@ class TrainRound:
         self.strategy, self.number, self.population = strategy, server_round, len(nodes)
         drawn = federation.participations(nodes, strategy.num_rounds)
         if drawn and isinstance(nodes, LocalNodes) and federation.connection.pacing is None:
-            # A request that names every client would be as long as their list.
+            # A request with the names of all clients would be too long.
             drawn = {client: drawn[client] for client in federation.cohort(nodes, server_round)}
         request = strategy.request(server_round, drawn)
         self.trained_params = count_parameters(strategy.model, strategy.client_plan(server_round).trained)
         strategy.optimizer.follow(set(request.plan.shared))
         strategy.server_state = follow(strategy.server_state, request, strategy.model)
-        # What clients begin from: the model, or what coded broadcasts have made of it.
+        # The clients' initial values: the model, or its version by coded broadcasts.
         request, self.base = federation.connection.broadcast.begin(request, strategy.model)
         self.request, self.arrays = add_to(request, self.base, strategy.server_state)
         aggregator = federation.aggregator(
             self.base, strategy.median_norm, strategy.zero_fill, strategy.equal
         )
-        clock = RoundClock(time.perf_counter())  # the plan is made
+        clock = RoundClock(time.perf_counter())  # after planning
         traffic = Traffic(by_client={} if federation.connection.counts_clients else None)
         self.record = RoundRecord(
             server_round, aggregator, federation.aggregation.quorum, traffic, clock=clock
@@ -75,7 +75,7 @@ class TrainRound:
             self._collect()
         update = self.record.finish(len(self.counted), self.population)
         if self.base is not self.strategy.model:
-            update.values = None  # of models that began elsewhere: their updates count
+            update.values = None  # clients started from other values: use their updates
         return self._close(update)
 
     @property
@@ -109,7 +109,7 @@ class TrainRound:
             self._take(client, reply)
 
     def _sums(self) -> SumInstructions | None:
-        """How this round's replies may be summed where they train; None where each one must come here."""
+        """How this round's replies may be summed where clients train; None if each one must be sent."""
         strategy, aggregator = self.strategy, self.record.aggregator
         weighed = type(strategy).client_weight is not StrategySeams.client_weight
         if type(aggregator) is not RunningMean or weighed or self.request.codec is not None:
@@ -139,8 +139,8 @@ class TrainRound:
         )
 
     def _aggregate_early(self) -> Callable[[Reply], None] | None:
-        """Aggregates a block before its metrics are known, and even takes the server's step; None where
-        individual replies are needed."""
+        """A function that aggregates a block before its metrics are known, and may even take the server's
+        step; None if individual replies are needed."""
         strategy, federation, record = self.strategy, self.strategy.federation, self.record
         rule = federation.rule
         if strategy.keeps_replies or rule.one_by_one or rule.ranks or federation.on_upload:
@@ -148,7 +148,7 @@ class TrainRound:
 
         def aggregate(reply: Reply) -> None:
             record.expect(reply)
-            # `observe` may change the merged values: do not use them before it.
+            # `observe` may change the merged values: do not use them earlier.
             may_step = not strategy.observes and strategy.can_step_early
             may_step = may_step and federation.connection.transport.can_prefetch
             if may_step and (likely := record.predict(len(self.cohort))) is not None:
@@ -158,7 +158,7 @@ class TrainRound:
         return aggregate
 
     def _take(self, client: str, reply: Reply | str) -> None:
-        """Add a reply to the sum, or note why it is set aside; pass it to hooks that read single replies."""
+        """Add a reply to the sum, or record why not; pass it to hooks that read single replies."""
         strategy, rule = self.strategy, self.strategy.federation.rule
         if not isinstance(reply, str) and client in rule.ranks:
             reply.arrays = rule.widened(client, reply.arrays, strategy.model)
@@ -169,7 +169,7 @@ class TrainRound:
         counts = 0.0
         if (strategy.keeps_replies or rule.one_by_one) and not isinstance(reply, str):
             counts = self.record.aggregator.counts(PARAMETERS, weight, 1)
-            # The aggregator turns a reply into an update in place, and all rows of a block at once.
+            # The aggregator turns replies into updates in place, all rows of a block at once.
             reply.arrays = {name: value.clone() for name, value in reply.arrays.items()}
             sent = {name: reply.arrays[name].clone() for name in names}
         if self.record.take(client, reply, weight):
@@ -180,7 +180,7 @@ class TrainRound:
                 rule.take(client, sent, counts)
 
     def _weighed(self, client: str, reply: Reply | str) -> tuple[Reply | str, float]:
-        """The reply and its weight in the means, or why it can have none."""
+        """The reply and its weight in the means, or the reason why it is invalid."""
         if isinstance(reply, str):
             return reply, 0.0
         weight = self.strategy.client_weight(client, reply.examples, reply.metrics)
@@ -193,7 +193,7 @@ class TrainRound:
     def _step(self, update: Update) -> dict[str, Tensor]:
         """The next values of all names that the round changes."""
         model = self.strategy.model
-        # Without replies no step is taken: an optimiser would continue by its momentum.
+        # No step without replies: an optimiser would continue with its momentum.
         stepped = checked_step(self.strategy, update) if update.replies else {}
         return {name: value.to(model[name]) for name, value in stepped.items()}  # device and dtype
 
@@ -224,10 +224,10 @@ class TrainRound:
         return row
 
     def _complete(self, row: Row) -> None:
-        """Add to the row what only some kinds of rounds have."""
+        """Add entries that only some kinds of rounds have."""
 
     def _move_base(self) -> dict[str, Tensor]:
-        """Let the adapters' rule change the model after the step; the values that it has changed."""
+        """Let the adapters' rule change the model after the step; returns the changed values."""
         strategy = self.strategy
         moved: dict[str, Tensor] = {}
         for name, value in strategy.federation.rule.close(self.number, strategy.model).items():
@@ -240,13 +240,13 @@ class TrainRound:
     def prefetch_next(self, merged: Mapping[str, Tensor]) -> float:
         """Predict the next round as soon as its model is known, so that an idle device can start it.
 
-        Returns the seconds that this took, which are not part of this round's own work.
+        Returns the seconds that this took, which do not count for this round.
         """
         began = time.perf_counter()
         strategy, federation = self.strategy, self.strategy.federation
         transport = federation.connection.transport
         moves = type(federation.rule).close is not AdapterRule.close  # the model will still change
-        coded = federation.connection.broadcast.coder is not None  # clients will begin elsewhere
+        coded = federation.connection.broadcast.coder is not None  # clients will start from other values
         if not transport.can_prefetch or moves or coded or federation.secure.name == "on":
             return 0.0
         if self.number < strategy.num_rounds:

@@ -1,4 +1,4 @@
-"""Messages over any Flower grid: send them, wait for the replies, notice when one is lost."""
+"""Messages over any Flower grid: send, wait for replies, detect lost ones."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,18 +14,18 @@ from fedfrozen_app.exchange.summed import SumInstructions
 from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.server.lateness import Awaited
 
-# Seconds without a reply after which a site is asked whether it is alive: first, and at most.
+# Seconds without a reply until a site is probed: initial and maximum interval.
 ALIVE_FIRST, ALIVE_PAUSE = 45.0, 300.0
-TRANSFER = 15.0  # seconds that a message may be on its way when a run is stopped
+TRANSFER = 15.0  # seconds for messages in transfer when a run is stopped
 
 
 @dataclass
 class Transport:
     grid: Grid
-    local: bool = False  # arrays travel by reference: server and clients share a process
+    local: bool = False  # arrays are passed by reference: server and clients share a process
     timeout: float = 3600.0  # seconds for the replies of a round
     stop_requested: Callable[[], bool] = lambda: False  # whether the run should end
-    on_wait: Callable[[], None] = lambda: None  # called again and again while it waits for others
+    on_wait: Callable[[], None] = lambda: None  # called repeatedly while waiting
     _unanswered: set[str] = field(default_factory=set)  # messages that nodes may still be fetching
 
     @property
@@ -34,7 +34,7 @@ class Transport:
         return with_grace(self.timeout)
 
     def send(self, messages: list[Message]) -> list[str]:
-        """The ids of the messages."""
+        """Send messages; returns their ids."""
         sent = list(self.grid.push_messages(messages)) if messages else []
         if not self.local:
             self._unanswered.update(sent)
@@ -50,16 +50,16 @@ class Transport:
             if time.monotonic() > deadline:
                 return None
             self.pause(pause)
-            pause = min(2 * pause, 0.5)  # short rounds are not delayed, long ones are not polled all the time
+            pause = min(2 * pause, 0.5)  # no delay of short rounds, few polls in long ones
 
     def receive_or_lost(
         self, node: int, message_id: str, deadline: float, *, probe: bool, awaited: Awaited
     ) -> tuple[Message | None, bool]:
         """The reply to a train request, and whether the request is lost: the site answered a later message.
 
-        A site handles one message after another. If its SuperNode is killed with a request and is back before
-        the server notices, Flower considers the request in work forever. `probe`: send such later
-        messages, and tell the operator of a late reply.
+        A site handles messages in order. If its SuperNode is killed while it handles a request, and is back
+        before the server notices, Flower considers the request in progress forever. `probe`: send such later
+        messages, and warn the operator of a late reply.
         """
         probes = Probes(self, node)
         while True:
@@ -75,7 +75,7 @@ class Transport:
                 return message, message is None
 
     def blocks(self, message_ids: Sequence[str]) -> list[list[str]]:
-        """The order in which to fetch replies. A grid that trains clients together has blocks."""
+        """The order in which to fetch replies, by block if the grid trains clients together."""
         if hasattr(self.grid, "schedule"):
             found: list[list[str]] = self.grid.schedule(list(message_ids))
             return found
@@ -83,7 +83,7 @@ class Transport:
 
     @property
     def known_nodes(self) -> int | None:
-        """How many nodes a grid of this process has, where they are too many to be greeted."""
+        """The number of nodes of a grid in this process, if they are too many for hellos."""
         found: int | None = getattr(self.grid, "known_nodes", None) if self.local else None
         return found
 
@@ -97,8 +97,8 @@ class Transport:
         self.grid.prefetch(request, model)  # type: ignore[attr-defined]
 
     def sum_replies(self, how: SumInstructions | None) -> None:
-        """Whether and how the replies of the next requests may be summed where they train, for a grid that
-        can do that; any other sends them one by one."""
+        """Set whether and how the next replies may be summed where clients train, for a grid that can do
+        that; others send them one by one."""
         if hasattr(self.grid, "sum_replies"):
             self.grid.sum_replies(how)
 
@@ -109,10 +109,10 @@ class Transport:
         time.sleep(seconds)
 
     def drain(self) -> None:
-        """Before a run is stopped: give nodes time to fetch a message that is on its way, and to answer it.
+        """Before a run is stopped: give nodes time to finish fetching a message, and to answer it.
 
-        A node of Flower that is fetching a message when its run ends answers the next run with this one's
-        reply. Training is not waited for, because it may take long.
+        A Flower node that is fetching a message when its run ends answers the next run with this one's reply.
+        Does not wait for training, which may take long.
         """
         until = time.monotonic() + TRANSFER
         while self._unanswered and time.monotonic() < until:
@@ -122,8 +122,8 @@ class Transport:
 
 
 class Probes:
-    """Later messages to a site that owes a reply, ever more rarely: an answer to one of them shows that the
-    site has lost the request."""
+    """Later messages to a site with a missing reply, at growing intervals: an answer to one of them shows
+    that the site has lost the request."""
 
     def __init__(self, transport: Transport, node: int) -> None:
         self._transport, self._node, self._pause = transport, node, ALIVE_FIRST
@@ -131,7 +131,7 @@ class Probes:
         self.due_at = time.monotonic() + self._pause
 
     def answered(self, now: float) -> bool:
-        """Whether one of them is answered; sends another when it is time to."""
+        """Whether one of them is answered; sends another after the interval."""
         if now < self.due_at:
             return False
         if any(self._transport.receive(sent, 0.0) is not None for sent in self._sent):
@@ -145,19 +145,19 @@ class Probes:
 def with_grace(timeout: float) -> float:
     """How long Flower keeps a message and its reply.
 
-    Replies are fetched one by one. If one of them takes all of the time-out, the others must still be there
-    afterwards; but not much longer, or a client that comes back late would train for nothing.
+    Replies are fetched one by one. If one of them takes the whole time-out, the others must still exist
+    afterwards; but not much longer, or a client that comes back late would train in vain.
     """
     return 1.25 * timeout + 60
 
 
 def is_gone(message: Message) -> bool:
-    """Flower answers for a node that has missed two heartbeats."""
+    """Whether this is Flower's answer for a node that has missed two heartbeats."""
     return message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE
 
 
 def has_crashed(message: Message) -> bool:
-    """A node answers so when its executor was killed or hung, and is being restarted; and Flower does when a
-    node was killed while it sent its reply."""
+    """Whether the node's executor was killed or hung and is being restarted, or the node was killed while it
+    sent its reply."""
     lost = (ErrorCode.CLIENT_APP_CRASHED, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
     return message.has_error() and message.error.code in lost

@@ -1,4 +1,4 @@
-"""How long everything trains before part of it is frozen: a number of rounds, or by a rule."""
+"""The warm-up before part of the model is frozen: a number of rounds, or by a rule."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,12 +12,12 @@ from fedfrozen_app.server import federation
 from fedfrozen_app.server.agreement import Rule
 
 AUTO = "auto"
-# Of the rounds, for settings that are null. A freeze after three quarters cost at most 0.2 points in any cell
-# of docs/results/freezing-under-tuning.md, on seeds that did not choose it; earlier ones cost up to 10.
+# Share of the rounds, for settings that are null. A freeze after three quarters cost at most 0.2 points in
+# any cell of docs/results/freezing-under-tuning.md, on held-out seeds; earlier ones cost up to 10.
 SHARES = {"warmup_rounds": 0.75, "warmup_minimum": 0.75}
-LEAST_SPAN = 3  # rounds: over fewer, a loss is too noisy
+LEAST_SPAN = 3  # rounds: with fewer, the mean loss is too noisy
 WARMUP, FROZEN = "warmup", "frozen"  # the two stages
-# A chart of what the rule has measured: the metrics that it adds to a row under `warmup`.
+# A chart of the rule's measurements: the metrics that it adds to a row under `warmup`.
 CURVE = (
     "warmup.ratio",
     "Kernel: agreement between rounds / drift between clients",
@@ -93,11 +93,11 @@ class Settings(federation.Settings):
 
     @classmethod
     def kept_by(cls, had: Mapping[str, Any], last: Row) -> dict[str, Any]:
-        """A null setting is a share of the rounds, and with more rounds would unfreeze what is frozen."""
+        """Keep null settings, which are shares of the rounds: with more rounds they would unfreeze names."""
         if last["stage"] != FROZEN:
             return {}
-        # Where a number of rounds was given, the rule's own settings have no effect, and with fewer rounds
-        # their values would be refused.
+        # With a fixed number of rounds the rule's own settings have no effect, and with fewer rounds their
+        # values would be rejected.
         return dict(had) if had["warmup_rounds"] == AUTO else {"warmup_rounds": had["warmup_rounds"]}
 
     @property

@@ -1,4 +1,4 @@
-"""One class for each row: of pictures, of texts, of the rows of a table."""
+"""Classification: one class per row, for images, texts and tables."""
 
 import numpy as np
 from torch import Tensor
@@ -8,7 +8,7 @@ from fedfrozen_app.tasks.target import Target
 
 
 class ImageClass(Target):
-    """Accuracy."""
+    """Single-label classification, measured by accuracy."""
 
     reads_pictures = True
 
@@ -33,7 +33,7 @@ class ImageClass(Target):
 
 
 class TextClass(ImageClass):
-    """Accuracy, and the mean of the classes' F1."""
+    """Single-label classification, measured by accuracy and macro F1."""
 
     metric_names = ("accuracy", "f1_macro")
     reads_pictures = False
@@ -47,14 +47,14 @@ def f1(predicted: Tensor, labels: Tensor, average: str) -> float:
     truth, guess = labels.cpu().numpy(), predicted.cpu().numpy()
     if average == "macro" and truth.ndim == 1 and truth.dtype.kind in "iu" and len(truth):
         return macro_f1(truth, guess)
-    from sklearn.metrics import f1_score  # lazy: takes a second, and pictures do without
+    from sklearn.metrics import f1_score  # lazy: takes a second, and images do not need it
 
     return float(f1_score(truth, guess, average=average, zero_division=0))
 
 
 def macro_f1(truth: np.ndarray, guess: np.ndarray) -> float:
-    """scikit-learn's `f1_score(truth, guess, average="macro")` for numbered classes, to the bit. For a
-    client's few rows that function takes 7 ms, most of it to check them."""
+    """scikit-learn's `f1_score(truth, guess, average="macro")` for numbered classes, to the bit. For few rows
+    scikit-learn takes 7 ms, mostly for checks."""
     classes = int(max(truth.max(), guess.max())) + 1
     there, guessed = np.bincount(truth, minlength=classes), np.bincount(guess, minlength=classes)
     right = np.bincount(truth[truth == guess], minlength=classes)

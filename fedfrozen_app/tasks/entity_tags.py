@@ -1,4 +1,4 @@
-"""Entities in texts: a BIO tag for each word, where the word begins."""
+"""Named entities: a BIO tag for each word, at its first token."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,13 +9,13 @@ from torch.nn import functional
 
 from fedfrozen_app.tasks.target import Target
 
-# Labels of tokens that are not scored: special tokens and padding, and a word's pieces after its first.
+# Label of tokens that are not scored: special tokens, padding, and a word's pieces after its first.
 IGNORED, CONTINUED = -100, -101
 OUTSIDE, NO_ENTITY = "O", "none"
 
 
 class Entities(Target):
-    """F1 of whole entities, which count only with the right type and both ends (seqeval, strict)."""
+    """Entity tagging, measured by F1 of entities with correct type and boundaries (seqeval, strict)."""
 
     headline, title = "f1", "F1"
     metric_names = ("f1",)
@@ -39,7 +39,7 @@ class Entities(Target):
         return [tag[2:] for tag in label if tag != OUTSIDE]
 
     def restricted(self, label: Any, kept: Sequence[str]) -> Any:
-        """A row without entities stays: its words are outside of any."""
+        """The label with these types alone. A row without entities is kept."""
         return [tag if tag[2:] in kept else OUTSIDE for tag in label]
 
     def class_names(self, named: Iterable[str], *, in_order: bool) -> tuple[str, ...]:
@@ -48,11 +48,11 @@ class Entities(Target):
         return (OUTSIDE, *(f"{place}-{kind}" for kind in types for place in "BI"))
 
     def numbered(self, labels: Sequence[Any], places: Mapping[str, int]) -> Any:
-        """A list of numbers for each row: they become a tensor with the words' tokens."""
+        """A list of numbers for each row, to be made a tensor after tokenisation."""
         return [[places[tag] for tag in row] for row in labels]
 
     def strata(self, labels: Sequence[Any]) -> list[str]:
-        """The type that most of a row's entities have."""
+        """The most frequent entity type of each row."""
         return [most_frequent(mix) for mix in self.mixes(labels)]
 
     def mixes(self, labels: Sequence[Any]) -> list[Counter[str]]:
@@ -66,14 +66,14 @@ class Entities(Target):
 
 
 def most_frequent(mix: Counter[str]) -> str:
-    """Equals by name."""
+    """The most frequent name; ties by name."""
     return min(mix, key=lambda name: (-mix[name], name), default=NO_ENTITY)
 
 
 def tag_sequences(
     predicted: Tensor, labels: Tensor, classes: tuple[str, ...]
 ) -> tuple[list[list[str]], list[list[str]]]:
-    """(truth, prediction) as tag names, a list for each row: one tag for each word, where the word begins."""
+    """(truth, prediction) as tag names, a list per row with one tag per word, at its first token."""
     scored = (labels >= 0).cpu()
     truth, guess = [], []
     for mask, real, found in zip(scored, labels.cpu(), predicted.cpu(), strict=True):

@@ -1,4 +1,4 @@
-"""Language models: each token is predicted from those before it."""
+"""Causal language modelling: each token is predicted from those before it."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,11 +12,11 @@ from fedfrozen_app.tasks.target import Target
 
 
 class Language(Target):
-    """The share of scored tokens that are predicted correctly, how many were scored, and the perplexity."""
+    """Next-token prediction, measured by token accuracy, the number of scored tokens, and perplexity."""
 
     metric_names = ("accuracy", "tokens", "perplexity")
     has_classes = fair = False
-    exact_scores = over_tokens = True  # a loss over a large vocabulary has no digits left in bfloat16
+    exact_scores = over_tokens = True  # bfloat16 is too coarse for a loss over a large vocabulary
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         target = labels[:, 1:]  # (examples, tokens − 1): each is predicted from those before it
@@ -25,11 +25,11 @@ class Language(Target):
         return every.view(target.shape).sum(dim=1) / self.weights(labels, logits.dtype).clamp(min=1)
 
     def weights(self, labels: Tensor, dtype: torch.dtype) -> Tensor:
-        """(examples,): how many tokens of each are scored; a mean is over tokens."""
+        """(examples,): the number of scored tokens of each; means are over tokens."""
         return (labels[:, 1:] >= 0).sum(dim=1).to(dtype)
 
     def predictions(self, logits: Tensor) -> Tensor:
-        """At each token's place, what was predicted for it."""
+        """The prediction for each token, at its place."""
         return functional.pad(logits[:, :-1].argmax(dim=-1), (1, 0))
 
     def measure(self, predicted: Tensor, labels: Tensor, classes: tuple[str, ...]) -> dict[str, float]:
@@ -48,21 +48,21 @@ class Language(Target):
         return ()
 
     def stratum_names(self, classes: tuple[str, ...], found: Iterable[str]) -> tuple[str, ...]:
-        """A row's label says what kind of text it is."""
+        """The kinds of texts, which rows' labels name."""
         return tuple(sorted(set(found)))
 
     def numbered(self, labels: Sequence[Any], places: Mapping[str, int]) -> Any:
-        """They are the tokens: there is nothing to number."""
+        """Nothing to number: the labels are the tokens."""
         return None
 
 
 def scored_tokens(labels: Tensor) -> Tensor:
-    """Which tokens of a language model's rows count, (rows, tokens): all but a row's first can."""
+    """(rows, tokens): which tokens of a language model's rows are scored; never a row's first."""
     scored = labels >= 0
     scored[:, :1] = False
     return scored
 
 
 def perplexity(loss: float) -> float:
-    """Of a mean loss over tokens, capped where it would overflow."""
+    """The perplexity of a mean loss over tokens, capped against overflow."""
     return math.exp(min(loss, 700.0))

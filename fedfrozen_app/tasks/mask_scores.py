@@ -1,7 +1,7 @@
-"""How well predicted masks cover true ones: Dice, intersection over union and the 95 % Hausdorff distance.
+"""Segmentation metrics: Dice, intersection over union (IoU) and the 95 % Hausdorff distance.
 
-The rule for empty masks: a picture in which neither mask has the class says nothing about it and is left out.
-Where one mask alone has it, Dice and IoU are 0, and the distance is the picture's diagonal.
+Empty masks: an image in which neither mask has the class is left out of that class's mean. If only one mask
+has it, Dice and IoU are 0, and the distance is the image's diagonal.
 """
 
 from collections.abc import Iterable
@@ -12,13 +12,13 @@ PERCENT = 95
 
 
 def dice(truth: np.ndarray, guess: np.ndarray) -> float:
-    """2 |A and B| / (|A| + |B|) of two masks of bool; NaN where both are empty."""
+    """2 |A and B| / (|A| + |B|) of two boolean masks; NaN if both are empty."""
     total = int(truth.sum()) + int(guess.sum())
     return 2 * int((truth & guess).sum()) / total if total else float("nan")
 
 
 def iou(truth: np.ndarray, guess: np.ndarray) -> float:
-    """|A and B| / |A or B|; NaN where both are empty."""
+    """|A and B| / |A or B| of two boolean masks; NaN if both are empty."""
     union = int((truth | guess).sum())
     return int((truth & guess).sum()) / union if union else float("nan")
 
@@ -26,8 +26,7 @@ def iou(truth: np.ndarray, guess: np.ndarray) -> float:
 def hd95(truth: np.ndarray, guess: np.ndarray) -> float:
     """The larger of both directions' 95th percentile of distances from border to border, in pixels.
 
-    A mask's border are its pixels with a neighbour (above, below, left, right) outside of it or of the
-    picture.
+    A mask's border are its pixels with a neighbour (above, below, left, right) outside the mask or the image.
     """
     if not truth.any() and not guess.any():
         return float("nan")
@@ -41,15 +40,15 @@ def hd95(truth: np.ndarray, guess: np.ndarray) -> float:
 
 
 def border(mask: np.ndarray) -> np.ndarray:
-    """The pixels of a mask (height, width) that are not inside of it."""
+    """The border pixels of a mask (height, width)."""
     around = np.pad(mask, 1)
     inside = around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:]
     return mask & ~inside
 
 
 def mean_scores(truth: np.ndarray, guess: np.ndarray, classes: Iterable[int]) -> dict[str, float]:
-    """Of masks of class numbers (pictures, height, width): each class's mean over pictures, and the classes'
-    mean. A metric that no picture defines is left out."""
+    """Metrics of masks of class numbers, (images, height, width): each class's mean over images, and the mean
+    of classes. A metric that is undefined on all images is left out."""
     found: dict[str, list[float]] = {"dice": [], "iou": [], "hd95": []}
     for one in classes:
         pairs = [(real == one, own == one) for real, own in zip(truth, guess, strict=True)]

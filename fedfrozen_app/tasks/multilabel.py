@@ -1,4 +1,4 @@
-"""Any number of labels for each row."""
+"""Multi-label classification: any number of labels per row."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from fedfrozen_app.tasks.target import Target, word
 
 
 class Multilabel(Target):
-    """Labels are 0 and 1, (examples, classes). F1 over all labels (micro), and the mean of the labels' F1."""
+    """Multi-label targets, 0 or 1, (examples, classes), measured by micro and macro F1."""
 
     headline, title = "f1", "F1"
     metric_names = ("f1", "f1_macro")
@@ -56,6 +56,6 @@ class Multilabel(Target):
         return {"majority_f1": 2 * each / max(len(labels) + total, 1)}
 
     def read_label(self, cells: Sequence[Any], columns: Sequence[str], origin: str) -> Any:
-        """Names with ; between them, or a list. The first is the primary one."""
+        """Names separated by ";", or a list. The first is the primary label."""
         items = cells[0] if isinstance(cells[0], list) else str(cells[0] or "").split(";")
         return list(dict.fromkeys(name for item in items if (name := word(item)) is not None)) or None

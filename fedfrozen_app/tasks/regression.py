@@ -1,4 +1,4 @@
-"""A number for each row."""
+"""Regression: one number per row."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ QUARTERS = ("lowest quarter", "second quarter", "third quarter", "highest quarte
 
 
 class Regression(Target):
-    """Squared error of the standardised number; the mean absolute error, in the label's own units, and R²."""
+    """Squared error of the standardised label; metrics: R², and mean absolute error in the label's units."""
 
     headline, title = "r2", "R²"
     metric_names = ("r2", "mae")
@@ -37,7 +37,7 @@ class Regression(Target):
         return (logits[..., 0] - wanted) ** 2
 
     def predictions(self, logits: Tensor) -> Tensor:
-        """In the label's own units."""
+        """Predictions in the label's own units."""
         return logits[..., 0].double() * self._scale + self._mean
 
     def probabilities(self, logits: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class Regression(Target):
         truth = labels.to(predicted.device).double()
         error, spread = truth - predicted.double(), truth - truth.mean()
         found = {"mae": float(error.abs().mean())}
-        if (total := float((spread**2).sum())) > 0:  # of rows that are all alike nothing is explained
+        if (total := float((spread**2).sum())) > 0:  # R² is undefined for constant labels
             found["r2"] = 1 - float((error**2).sum()) / total
         return found
 
@@ -61,7 +61,7 @@ class Regression(Target):
         return torch.tensor(labels, dtype=torch.float64)
 
     def strata(self, labels: Sequence[Any]) -> list[str]:
-        """Quarters of the numbers, as of the train rows."""
+        """Quartiles of the labels, from the training rows."""
         edges = self.settings.get("quarters") or _quarters(labels)
         return [QUARTERS[place] for place in np.searchsorted(edges, labels, side="right")]
 
@@ -88,7 +88,7 @@ def _quarters(labels: Sequence[Any]) -> list[float]:
 
 
 def number(cell: Any, column: str, origin: str) -> float | None:
-    """A cell as a finite number; None where it is empty or a word for a missing value."""
+    """A cell as a finite number; None if it is empty or a word for a missing value."""
     if cell is None or (isinstance(cell, str) and cell.strip().casefold() in MISSING):
         return None
     try:
@@ -104,7 +104,7 @@ def number(cell: Any, column: str, origin: str) -> float | None:
     return found
 
 
-# As spreadsheets and pandas write a value that is not there, in lower case.
+# Missing values as written by spreadsheets and pandas, in lower case.
 MISSING = {
     "",
     "nan",

@@ -1,4 +1,4 @@
-"""Which part of a picture is what: a class for each pixel."""
+"""Semantic segmentation: one class per pixel."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +14,12 @@ from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.tasks.mask_scores import mean_scores
 from fedfrozen_app.tasks.target import Target
 
-SMOOTH = 1.0  # added to both parts of the Dice loss: a class that a picture lacks costs little
+SMOOTH = 1.0  # smoothing of the Dice loss: a class missing in an image costs little
 
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """A picture's label: for each pixel the value of its class, uint8 (height, width)."""
+    """An image's label: each pixel's class value, uint8 (height, width)."""
 
     pixels: np.ndarray
     counts: Mapping[str, int]  # pixels of each value
@@ -34,7 +34,7 @@ def mask_of(pixels: np.ndarray) -> Mask:
 
 
 class Segmentation(Target):
-    """Cross-entropy of the pixels plus 1 - soft Dice, for each picture; Dice, IoU and HD95 (mask_scores.py).
+    """Pixelwise cross-entropy plus 1 - soft Dice, per image; measured by Dice, IoU and HD95 (mask_scores.py).
 
     Labels are uint8 (rows, height, width), logits (rows, classes, height, width). Class 0, of the smallest
     value in the masks, is the background: the Dice loss and the metrics leave it out.
@@ -73,7 +73,7 @@ class Segmentation(Target):
         return list(label)
 
     def restricted(self, label: Any, kept: Sequence[str]) -> Any:
-        """All or nothing: a pixel cannot be left out."""
+        """The unchanged label, or an error: single pixels cannot be left out."""
         if strange := [name for name in label if name not in kept]:
             raise UserError(
                 f"dataset.keep_classes leaves out the mask value {strange[0]}, and a pixel has to be of some "
@@ -100,7 +100,7 @@ class Segmentation(Target):
         return (side, side)
 
     def strata(self, labels: Sequence[Any]) -> list[str]:
-        """The class that most of a picture's pixels have, the background aside."""
+        """The most frequent class of each image's pixels, without the background."""
         return [_most_frequent(mix) for mix in self.mixes(labels)]
 
     def mixes(self, labels: Sequence[Any]) -> list[Counter[str]]:
@@ -111,7 +111,7 @@ class Segmentation(Target):
         return [Counter(own or {background: 1}) for own in found]
 
     def trivial(self, labels: Tensor) -> dict[str, float]:
-        """Of a mask that is all of the class with which this is best."""
+        """Metrics of a constant mask, of the class that gives the best result."""
         if not len(labels):
             return {}
         each = [(labels == one).double().mean(dim=(1, 2)) for one in range(1, 1 + int(labels.max()))]
@@ -120,5 +120,5 @@ class Segmentation(Target):
 
 
 def _most_frequent(mix: Counter[str]) -> str:
-    """Equals by value."""
+    """The most frequent value; ties by value."""
     return min(mix, key=lambda name: (-mix[name], int(name)))

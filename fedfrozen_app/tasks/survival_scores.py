@@ -1,4 +1,4 @@
-"""How good predicted risks and survival curves are: Harrell's C-index and the integrated Brier score."""
+"""Survival metrics: Harrell's C-index and the integrated Brier score."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from numpy.typing import ArrayLike
 
 
 def harrell_c(time: ArrayLike, event: ArrayLike, risk: ArrayLike) -> float:
-    """Of all pairs of which it is known who had the event first, the share in which that one had the higher
-    risk; equal risks count half. NaN where there is no such pair.
+    """Harrell's C: among comparable pairs, the share in which the person with the earlier event had the
+    higher risk; equal risks count half. NaN without such a pair.
 
-    Somebody censored at the time of an event outlived it; of two events at one time neither was first. The
-    order of n people takes n log n steps.
+    A person censored at the time of an event outlived it; pairs of simultaneous events are not comparable.
+    Takes O(n log n) for n people.
     """
     times, events, risks = _checked(time, event, risk)
-    # Numbered from the last time on, and at one time the censored first: people of lower numbers outlived
-    # those of higher ones.
+    # Numbered in descending order of time, at equal times the censored first: people with lower numbers
+    # outlived those with higher ones.
     _, latest_first = np.unique(-times, return_inverse=True)
     order = latest_first * 2 + events
     _, number = np.unique(order, return_inverse=True)
@@ -37,11 +37,10 @@ def _checked(time: ArrayLike, event: ArrayLike, risk: ArrayLike) -> tuple[np.nda
 
 
 def _outlived(number: np.ndarray, rank: np.ndarray, events: np.ndarray) -> tuple[int, int, int]:
-    """Over all pairs (i with the event, j of a lower number): those where j ranks below i, equal to i, and
-    all.
+    """Counts over all pairs (i with the event, j with a lower number): j ranked below i, equal to i, and all.
 
-    People are parted by the bits of their numbers, the highest first, and stay sorted by rank: each pair is
-    parted at one bit, where j has 0 and i has 1.
+    People are split by the bits of their numbers, the highest bit first, and remain sorted by rank: each pair
+    is split at one bit, where j has 0 and i has 1.
     """
     below = tied = pairs = 0
     order = np.argsort(rank, kind="stable")
@@ -62,20 +61,20 @@ def _outlived(number: np.ndarray, rank: np.ndarray, events: np.ndarray) -> tuple
 
 
 def _starts(change: np.ndarray) -> np.ndarray:
-    """(people,) where the run of equal people that each one is in begins; `change` marks the ends of runs."""
+    """(people,) the start of each person's run of equal people; `change` marks the ends of runs."""
     places = np.arange(len(change) + 1)
     return np.maximum.accumulate(np.where(np.concatenate([[True], change]), places, 0))
 
 
 def _ends(change: np.ndarray) -> np.ndarray:
-    """(people,) one past the end of that run."""
+    """(people,) one past the end of each person's run."""
     places = np.arange(1, len(change) + 2)
     last = np.where(np.concatenate([change, [True]]), places, len(change) + 1)
     return np.minimum.accumulate(last[::-1])[::-1]
 
 
 def censoring_curve(time: np.ndarray, event: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(times, share that is not yet censored just after each), by Kaplan and Meier; an event comes before a
+    """(times, share not yet censored just after each), the Kaplan-Meier estimate; an event comes before a
     censoring at the same time."""
     times, place = np.unique(time, return_inverse=True)
     events = np.bincount(place, weights=event, minlength=len(times))
@@ -93,8 +92,8 @@ def brier(
     survival: ArrayLike,
     times: ArrayLike,
 ) -> np.ndarray:
-    """(times,) mean squared distance between `survival`, (people, times), and what happened. Censored people
-    count through weights, by the censoring of the train rows (Graf et al. 1999)."""
+    """(times,) mean squared error of `survival`, (people, times), with inverse-probability-of-censoring
+    weights from the training rows (Graf et al. 1999)."""
     known, observed, _ = _checked(train_time, train_event, train_time)
     own, happened, _ = _checked(time, event, time)
     predicted, at = _curves(survival, times, len(own))
@@ -126,7 +125,7 @@ def _weighted_errors(
     predicted: np.ndarray,
     at: np.ndarray,
 ) -> np.ndarray:
-    """(times,) `brier` of arguments that fit."""
+    """(times,) `brier` of checked arguments."""
     steps, free = censoring_curve(known, observed)
     curve = np.concatenate([[1.0], free])
     by_time = curve[np.searchsorted(steps, at, side="right")]
@@ -147,7 +146,7 @@ def integrated_brier(
     survival: ArrayLike,
     times: ArrayLike,
 ) -> float:
-    """The mean over the span of `times`, which must increase, by trapezoids."""
+    """The mean Brier score over the span of `times`, which must increase, by the trapezoidal rule."""
     at = np.asarray(times, dtype=float)
     if len(at) < 2 or (np.diff(at) <= 0).any():
         raise ValueError("the times must increase, and be two or more")
@@ -163,8 +162,8 @@ def brier_of_site(
     survival: ArrayLike,
     times: ArrayLike,
 ) -> float:
-    """The same over one span for all sites, whose rows may end before it: whoever is followed beyond the
-    last time counts as followed up to it."""
+    """The same over one span for all sites, whose rows may end earlier: follow-up beyond the last time is cut
+    to it."""
     known, observed, _ = _checked(train_time, train_event, train_time)
     own, happened, _ = _checked(time, event, time)
     predicted, at = _curves(survival, times, len(own))
@@ -175,11 +174,11 @@ def brier_of_site(
 
 
 def baseline_hazard(time: ArrayLike, event: ArrayLike, risk: ArrayLike, times: ArrayLike) -> np.ndarray:
-    """(times,) Breslow's cumulative hazard of somebody whose risk is 0; a risk is a logarithm."""
+    """(times,) Breslow's cumulative baseline hazard, of a person with risk 0; risks are logarithms."""
     known, observed, risks = _checked(time, event, risk)
     moments, place = np.unique(known, return_inverse=True)
     events = np.bincount(place, weights=observed, minlength=len(moments))
-    shift = risks.max(initial=0.0)  # exp() of a large risk has no float
+    shift = risks.max(initial=0.0)  # exp() of a large risk would overflow
     leaving = np.bincount(place, weights=np.exp(risks - shift), minlength=len(moments))
     at_risk = np.cumsum(leaving[::-1])[::-1]
     steps = np.divide(events, at_risk, out=np.zeros(len(moments)), where=events > 0) * np.exp(-shift)

@@ -1,8 +1,8 @@
-"""Which kind of target the rows of a table have, by `dataset.task`."""
+"""The kind of target of a table, by `dataset.task`."""
 
 from typing import Any
 
-# By dataset.task, where the kind of target has another name.
+# By dataset.task, if the kind of target has another name.
 KINDS = {"classification": "table"}
 NOT_TABLES = ("image", "text", "table", "tokens", "language", "survival_discrete", "segmentation")
 DISCRETE = "survival_discrete"

@@ -1,5 +1,4 @@
-"""Time until an event, which some rows are followed up too short to have: the Cox model and one of
-intervals."""
+"""Survival targets with censoring: the Cox model and a discrete-time model."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,25 +15,25 @@ from fedfrozen_app.tasks.regression import number
 from fedfrozen_app.tasks.survival_scores import baseline_hazard, brier_of_site, harrell_c
 from fedfrozen_app.tasks.target import Target
 
-PAIRS = 2**24  # of rows, that are compared at once
+PAIRS = 2**24  # pairs of rows compared at once
 YES, NO = {"1", "1.0", "true", "yes"}, {"0", "0.0", "false", "no"}
 EVENT, CENSORED = "event", "censored"
-SPAN = np.linspace(0.1, 0.9, 33)  # shares of the events between which curves are scored
+SPAN = np.linspace(0.1, 0.9, 33)  # event quantiles at which curves are scored
 LARGEST = float(np.finfo(np.float64).max)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """By which a site's Brier score is weighted, and a Cox model's risks become curves."""
+    """The reference for Brier weights, and for turning a Cox model's risks into survival curves."""
 
     time: np.ndarray
     event: np.ndarray
     times: np.ndarray  # at which curves are scored
-    hazard: np.ndarray | None  # the baseline's, at these times; None where it is not known
+    hazard: np.ndarray | None  # the baseline's, at these times; None if unknown
 
 
 class Cox(Target):
-    """Cox's partial likelihood within the batch, ties by Breslow or Efron; Harrell's C-index.
+    """The Cox model: partial likelihood within the batch, ties by Breslow or Efron; metric: Harrell's C.
 
     Labels are (rows, 2): time, and 1 where the event was observed at it. The loss is the sum over events
     divided by the batch's rows. A larger logit is a larger hazard.
@@ -44,13 +43,13 @@ class Cox(Target):
     metric_names = ("c_index",)
     has_classes = fair = per_example = False
     by_site = needs_reference = time_to_event = True
-    intercept = False  # a constant cancels: with a bias, rounding noise alone would move it
+    intercept = False  # a constant cancels: only rounding noise would train a bias
 
     def outputs(self, classes: Sequence[str]) -> int:
         return 1
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """(examples,): each example's part of the batch's likelihood; it depends on the others."""
+        """(examples,): each example's term of the batch's likelihood, which depends on the others."""
         return self._parts(logits, labels, torch.ones_like(logits[:, 0]))
 
     def batch_loss(
@@ -60,7 +59,7 @@ class Cox(Target):
         return self._parts(logits, labels, real).sum() / real.sum().clamp(min=1)
 
     def _parts(self, logits: Tensor, labels: Tensor, real: Tensor) -> Tensor:
-        """(rows,): log Σ_risk exp(s) − s of each event, 0 for all other rows. Of padding there is none."""
+        """(rows,): log Σ_risk exp(s) − s of each event, 0 for all other rows; padding is ignored."""
         scores, times, events = logits[:, 0], labels[:, 0], labels[:, 1].to(logits) * real
         step = max(1, PAIRS // max(len(scores), 1))
         found = [
@@ -70,11 +69,11 @@ class Cox(Target):
         return events * (torch.cat(found) - scores)
 
     def _log_risk(self, scores: Tensor, times: Tensor, events: Tensor, real: Tensor, part: slice) -> Tensor:
-        """(rows of the part,): the logarithm of what each row's event is weighed against."""
+        """(rows of the part,): the logarithm of each row's risk-set sum."""
         own = times[part, None]
         itself = torch.arange(len(times), device=times.device)
         me = itself[part, None] == itself
-        at_risk = ((times >= own) & (real > 0)) | me  # padding is at risk in its own row alone
+        at_risk = ((times >= own) & (real > 0)) | me  # padding is at risk only in its own row
         lowest = torch.finfo(scores.dtype).min
         most = torch.where(at_risk, scores.detach(), lowest).amax(dim=1, keepdim=True)
         each = torch.where(at_risk, (torch.where(at_risk, scores - most, 0.0)).exp(), 0.0)  # (part, rows)
@@ -95,7 +94,7 @@ class Cox(Target):
     def measure(self, predicted: Tensor, labels: Tensor, classes: tuple[str, ...]) -> dict[str, float]:
         time, event = (labels[:, column].cpu().numpy() for column in (0, 1))
         found = harrell_c(time, event, predicted.double().cpu().numpy())
-        return {} if np.isnan(found) else {"c_index": found}  # no two rows can be compared
+        return {} if np.isnan(found) else {"c_index": found}  # no comparable pair of rows
 
     def reference(self, logits: Tensor | None, labels: Tensor) -> Reference | None:
         time, event = (labels[:, column].cpu().numpy() for column in (0, 1))
@@ -105,7 +104,7 @@ class Cox(Target):
         return Reference(time, event, times, None if logits is None else self._hazard(logits, labels, times))
 
     def _horizon(self, times: np.ndarray) -> np.ndarray:
-        """At which curves are scored: up to the time by which nine of ten events have happened."""
+        """The times at which curves are scored: up to the 90 % quantile of event times."""
         return np.unique(np.quantile(times, SPAN)) if len(times) else times
 
     def _hazard(self, logits: Tensor, labels: Tensor, times: np.ndarray) -> np.ndarray | None:
@@ -117,7 +116,7 @@ class Cox(Target):
         if reference.hazard is None:
             return None
         risk = self.predictions(logits).double().cpu().numpy()
-        with np.errstate(over="ignore"):  # nobody with so large a risk is left: exp(-inf) is 0
+        with np.errstate(over="ignore"):  # survival 0 for huge risks: exp(-inf) is 0
             return np.asarray(np.exp(-np.exp(risk)[:, None] * reference.hazard))
 
     def site_scores(self, logits: Tensor, labels: Tensor, reference: Reference) -> dict[str, float]:
@@ -133,7 +132,7 @@ class Cox(Target):
         return np.asarray(np.minimum(times * _exp(logits[:, 0]), LARGEST))
 
     def time_of_hazard(self, logits: np.ndarray, hazard: float) -> np.ndarray:
-        """(rows,): the inverse, when each row's cumulative hazard reaches this one."""
+        """(rows,): the inverse, the time at which each row's cumulative hazard reaches `hazard`."""
         return np.asarray(hazard / _exp(logits[:, 0]))
 
     def names_in(self, label: Any) -> list[str]:
@@ -182,9 +181,10 @@ class Cox(Target):
 
 
 class DiscreteTime(Cox):
-    """One logistic hazard for each time interval (Andreux et al. 2020, arXiv 2006.08997): a sum over rows.
+    """Discrete-time survival: one logistic hazard per interval (Andreux et al. 2020, arXiv 2006.08997).
 
-    A row counts in the intervals that it was followed up through, and in that of its event.
+    The loss is a sum over rows. A row counts in the intervals of its full follow-up, and in that of its
+    event.
     """
 
     per_example = intercept = True
@@ -212,7 +212,7 @@ class DiscreteTime(Cox):
         return Target.batch_loss(self, logits, labels, None, mask)
 
     def predictions(self, logits: Tensor) -> Tensor:
-        """Minus the mean time without the event, up to the last edge."""
+        """Minus the mean event-free time, up to the last edge."""
         ends = torch.tensor(self._edges, dtype=logits.dtype, device=logits.device)
         widths = torch.diff(ends, prepend=ends.new_zeros(1))
         return -(functional.logsigmoid(-logits).cumsum(dim=-1).exp() * widths).sum(dim=-1)
@@ -222,18 +222,17 @@ class DiscreteTime(Cox):
         return np.asarray(found[found <= self._edges[-1]])
 
     def _hazard(self, logits: Tensor, labels: Tensor, times: np.ndarray) -> None:
-        """Its curves need none."""
+        """None: its curves need no baseline."""
 
     def _survival(self, logits: Tensor, reference: Reference) -> np.ndarray:
-        """Between two edges along a line."""
+        """Survival curves, linear between edges."""
         at_edges = functional.logsigmoid(-logits.double()).cumsum(dim=-1).exp().cpu().numpy()
         edges = [0.0, *self._edges]
         curves = [np.interp(reference.times, edges, [1.0, *row]) for row in at_edges]
         return np.array(curves).reshape(len(at_edges), len(reference.times))
 
     def hazard_until(self, logits: np.ndarray, times: np.ndarray) -> np.ndarray:
-        """Between two edges along a line. Nothing is predicted of what comes after the last edge: who reaches
-        it outlives every hazard."""
+        """Linear between edges. Nothing is predicted after the last edge: rows that reach it get LARGEST."""
         edges, sums = np.array([0.0, *self._edges]), _hazards(logits)
         part = np.searchsorted(edges[1:-1], times, side="right")
         rows = np.arange(len(times))
@@ -242,7 +241,7 @@ class DiscreteTime(Cox):
         return np.where(times >= edges[-1], LARGEST, found)
 
     def time_of_hazard(self, logits: np.ndarray, hazard: float) -> np.ndarray:
-        """The last edge where a row's hazard stays below."""
+        """The time of this hazard; the last edge if a row's hazard stays below."""
         edges, sums = np.array([0.0, *self._edges]), _hazards(logits)
         part = (sums[:, 1:-1] < hazard).sum(axis=1)
         rows = np.arange(len(sums))
@@ -252,7 +251,7 @@ class DiscreteTime(Cox):
         return np.asarray(edges[part] + np.clip(share, 0.0, 1.0) * np.diff(edges)[part])
 
     def chosen(self, labels: Sequence[Any], dataset: Any) -> dict[str, Any]:
-        """The edges as they are given, or such that the intervals have about as many events each."""
+        """The configured edges, or edges with about equally many events per interval."""
         super().chosen(labels, dataset)
         edges = dataset.time_edges
         if edges is None:
@@ -269,7 +268,7 @@ class DiscreteTime(Cox):
 
 
 def _exp(risk: np.ndarray) -> np.ndarray:
-    """Within what a float holds."""
+    """exp, clipped to the range of a float."""
     return np.exp(np.clip(risk, -700.0, 700.0))
 
 

@@ -1,1 +1,1 @@
-"""GPU kernels and vmap rewrites. They know no model and no federation."""
+"""GPU kernels and vmap rewrites, independent of models and of federated learning."""

@@ -22,11 +22,11 @@ from fedfrozen_app.vmap.devices import has_gpu_kernels
 from fedfrozen_app.vmap.vmap_escape import stacked
 
 # Whether folded attention may use a GPU kernel of this package: not under a compiler, which cannot trace it,
-# nor where a result is wanted before that GPU kernel is compiled.
+# nor before the kernel is compiled.
 _kernels: ContextVar[bool] = ContextVar("kernels", default=False)
 FOLDED, PLAIN = "fedfrozen_folded", "fedfrozen_plain"
-SHORT = 16  # tokens: for so few a CPU's fused attention takes twice as long as three products
-TINY = 8  # tokens: without MKL, which has batched small products, sums take a fourth of the time
+SHORT = 16  # tokens: for at most this many a CPU's fused attention is twice as slow as three products
+TINY = 8  # tokens: without MKL's batched small products, sums take a fourth of the time
 
 
 def _by_products(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ def _by_sums(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def _attend(
     scale: float, dropout: float, lead: int, query: Tensor, key: Tensor, value: Tensor, *mask: Tensor
 ) -> Tensor:
-    """Of (*lead, batch, heads, tokens, width), as if it were one batch."""
+    """Attention of (*lead, batch, heads, tokens, width), with the leading axes folded into the batch."""
     folded = [part.flatten(0, lead) for part in (query, key, value, *mask)]
     return _of_one_batch(scale, dropout, *folded).unflatten(0, query.shape[: lead + 1])
 
@@ -73,7 +73,7 @@ def folded_attention(
     **ignored: Any,
 ) -> tuple[Tensor, None]:
     groups = query.shape[1] // key.shape[1]
-    if groups > 1:  # grouped keys: each serves several heads
+    if groups > 1:  # grouped-query attention: each key serves several heads
         key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     mask = () if attention_mask is None else (attention_mask,)
@@ -91,10 +91,10 @@ def folded_mask(
     local_size: int | None = None,
     **others: Any,
 ) -> Tensor | None:
-    """No mask where every token attends to every other. A causal mask is never left out: to folded attention
-    no mask means full attention.
+    """The attention mask; None if every token attends to every other. A causal mask is never left out: for
+    folded attention no mask means full attention.
 
-    transformers builds a mask of ones while a CUDA graph is recorded, which rules out fused attention.
+    transformers builds a mask of ones during CUDA graph capture, which prevents fused attention.
     """
     if attention_mask is None and allow_is_bidirectional_skip and local_size is None:
         return None
@@ -114,12 +114,12 @@ def plain_attention(
     query: Tensor,  # (batch, heads, tokens, width)
     key: Tensor,  # (batch, key heads, tokens, width)
     value: Tensor,
-    attention_mask: Tensor | None,  # what is added to the scores
+    attention_mask: Tensor | None,  # added to the scores
     scaling: float | None = None,
     dropout: float = 0.0,
     **ignored: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Eager attention as in transformers, but with a softmax in float64 where the model is in float64."""
+    """Eager attention as in transformers, but with a float64 softmax for float64 models."""
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
@@ -128,7 +128,7 @@ def plain_attention(
         scores = scores + attention_mask
     exact = torch.promote_types(query.dtype, torch.float32)
     weights = scores.softmax(dim=-1, dtype=exact).to(query.dtype)
-    if attention_mask is not None:  # a token that may attend to nothing gets zeros, as with torch's own
+    if attention_mask is not None:  # a token that may attend to nothing gets zeros, as in torch
         weights = weights * (attention_mask > torch.finfo(attention_mask.dtype).min).any(dim=-1, keepdim=True)
     weights = drop(weights, dropout, module.training)
     return (weights @ value).transpose(1, 2).contiguous(), weights
@@ -142,7 +142,7 @@ AttentionMaskInterface.register(PLAIN, eager_mask)
 
 @contextmanager
 def attention_by(model: nn.Module, implementation: str) -> Iterator[None]:
-    """The model computes its attention with this implementation within this block."""
+    """Within the block the model uses this attention implementation."""
     config: Any = getattr(model, "config", None)
     usual = getattr(config, "_attn_implementation", None)
     if usual is None:  # no Transformer
@@ -157,7 +157,7 @@ def attention_by(model: nn.Module, implementation: str) -> Iterator[None]:
 
 @contextmanager
 def with_gpu_kernels(device: torch.device) -> Iterator[None]:
-    """Within the block folded attention uses a GPU kernel of this package, where there is one."""
+    """Within the block folded attention uses a GPU kernel of this package, if there is one."""
     before = _kernels.set(has_gpu_kernels(device))
     try:
         yield

@@ -1,6 +1,6 @@
 """GPU kernels, in Triton, for attention over short sequences in float32.
 
-torch's own for float32 takes several times as long as reading the inputs and writing the outputs. Here a
+torch's own float32 kernel takes several times as long as reading the inputs and writing the outputs. Here a
 program holds all keys of a head, so that softmax is one pass over a row; scores are never written, and
 dropout is redrawn in the backward pass.
 """
@@ -30,7 +30,7 @@ def _weights(
     query, key, mask, row, column, tokens, mask_row, mask_column,
     MASKED: tl.constexpr, PRECISION: tl.constexpr, HIDDEN: tl.constexpr,
 ):  # fmt: skip
-    """The scores of these queries, and of what is not there."""
+    """The scores of these queries; masked keys and padding get very low ones."""
     scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
     there = (row < tokens)[:, None] & (column < tokens)[None, :]
     if MASKED:
@@ -41,7 +41,7 @@ def _weights(
 
 @triton.jit
 def _kept(seed, pair, row, tokens, dropout, LONG: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(rows, LONG) which weights dropout leaves, the same on every call. Numbers are drawn four at a time."""
+    """(rows, LONG) the weights that dropout keeps, the same on every call. Draws four numbers at a time."""
     fourth = tl.arange(0, LONG // 4)
     offset = (pair * tokens + row)[:, None] * (LONG // 4) + fourth[None, :]
     one, two, three, four = tl.rand4x(tl.load(seed), offset)
@@ -133,7 +133,7 @@ class Attended(torch.autograd.Function):
         batch, heads, tokens, width = query.shape
         out = query.new_empty(batch, tokens, heads, width).transpose(1, 2)
         logs = query.new_empty(batch, heads, tokens)
-        # As many bits as torch's own generator on a GPU is seeded with.
+        # As many bits as the seed of torch's GPU generator.
         seed = torch.randint(2**63 - 1, (1,), device=query.device) if dropout else logs
         marks, steps = _marks(mask, query)
         long, wide = _sides(tokens, width)
@@ -161,7 +161,7 @@ class Attended(torch.autograd.Function):
 
 
 def serves(query: Tensor, key: Tensor, mask: Tensor | None, dropout: float) -> bool:
-    """Whether these are of a size that a program can hold, on this GPU."""
+    """Whether a program on this GPU can hold arrays of these sizes."""
     tokens, width = query.shape[-2:]
     usual = query.shape == key.shape and query.dtype == torch.float32
     seen = mask is None or (mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[1] == 1)
@@ -172,7 +172,7 @@ def serves(query: Tensor, key: Tensor, mask: Tensor | None, dropout: float) -> b
 
 @cache
 def _works(device: torch.device, tokens: int, width: int, masked: bool, drops: bool, precision: str) -> bool:
-    """Compiled and tried once, forward and backward: GPUs differ in how much a program can hold."""
+    """Compile and try the kernel once, forward and backward: GPUs differ in how much a program can hold."""
     like = torch.zeros(1, tokens, 1, width, device=device).transpose(1, 2).requires_grad_()
     mask = torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device=device) if masked else None
     try:
@@ -186,7 +186,7 @@ def _works(device: torch.device, tokens: int, width: int, masked: bool, drops: b
 
 
 def _marks(mask: Tensor | None, like: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-    """As numbers, and the steps of its batch, queries and keys."""
+    """The mask as numbers, and the strides of its batch, queries and keys."""
     if mask is None:
         return like, (0, 0, 0)
     whole = mask.view(torch.uint8).expand(len(like), 1, like.shape[-2], like.shape[-2])

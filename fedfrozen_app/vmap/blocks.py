@@ -1,9 +1,9 @@
-"""A model's repeated blocks, compiled once: all layers of a Transformer are one graph with other numbers.
+"""Compile a model's repeated blocks once: all layers of a Transformer are one graph with different weights.
 
-A step of twelve layers as a whole takes a compiler minutes, one layer seconds. Within `used` the blocks of a
+Compiling a step of twelve layers as a whole takes minutes, one layer seconds. Within `used` the blocks of a
 model are computed outside the `vmap` over clients, on the stacked tensors of all. A first pass records how
-blocks are called, and one graph is compiled for all equal calls. It is kept for later steps: after a freeze
-only calls that changed are compiled again.
+blocks are called, and one graph is compiled for all equal calls. Graphs are kept for later steps: after a
+freeze only changed calls are compiled again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,17 +26,17 @@ BACKEND = "inductor"
 OPTIONS: dict[str, dict[str, Any]] = {"inductor": {"deterministic": True}}  # by backend
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)  # may be constants of a graph
 A_TENSOR = object()  # a placeholder for a tensor
-PLACE = "layer_idx"  # transformers' number of a layer, by which it finds its part of a cache
+PLACE = "layer_idx"  # transformers' layer index, by which a layer finds its part of a cache
 
 
 @dataclass(frozen=True)
 class Call:
-    """How a block is called. Its tensors are one flat list: parameters and buffers, then arguments."""
+    """A call of a block. Its tensors are one flat list: parameters and buffers, then arguments."""
 
-    block: int  # the first of those that are alike
+    block: int  # the first of the equal blocks
     names: tuple[str, ...]  # of the parameters and buffers
-    arguments: int  # a number of `Blocks._arguments`
-    axes: tuple[Axes, ...] = ()  # of each vmap that maps over any tensor, the innermost first
+    arguments: int  # an index into `Blocks._arguments`
+    axes: tuple[Axes, ...] = ()  # of each vmap that maps over any tensor, innermost first
 
     def within(self, axes: Axes) -> "Call":
         return replace(self, axes=(*self.axes, axes)) if any_mapped(axes) else self
@@ -44,7 +44,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a block is given beside tensors."""
+    """A block's arguments other than tensors."""
 
     structure: pytree.TreeSpec
     others: tuple[Any, ...]  # with A_TENSOR in the places of tensors
@@ -53,7 +53,7 @@ class Arguments:
 
 
 class Blocks:
-    """The repeated blocks of one model, and what was compiled for them."""
+    """The repeated blocks of one model, and their compiled graphs."""
 
     def __init__(self, model: nn.Module) -> None:
         self._config: Any = getattr(model, "config", None)
@@ -64,16 +64,16 @@ class Blocks:
         self._compiled: dict[Any, Callable[..., tuple[Tensor, ...]]] = {}
         self._noted: dict[Any, tuple[Call, list[Tensor]]] | None = None
         self._returns: dict[tuple[int, int], pytree.TreeSpec] = {}  # by block and arguments
-        self.missed = 0  # calls for which nothing was compiled, though something is
+        self.missed = 0  # calls without a compiled graph, while others have one
 
     @property
     def repeat(self) -> bool:
-        """Whether some are alike: then one graph serves several."""
+        """Whether some blocks are equal, so that one graph serves several."""
         return self.kinds < len(self._alike)
 
     @property
     def kinds(self) -> int:
-        """How many unlike ones there are."""
+        """The number of distinct blocks."""
         return len(set(self._alike))
 
     @property
@@ -82,9 +82,9 @@ class Blocks:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Within the block model blocks run compiled, where they are compiled.
+        """Within it the model's blocks run compiled, if they are compiled.
 
-        Without a cache of keys and values, which blocks would fill for nothing.
+        Disables the key-value cache, which blocks would fill for nothing.
         """
         cache = getattr(self._config, "use_cache", None)
         if cache:
@@ -97,7 +97,7 @@ class Blocks:
                 self._config.use_cache = cache
 
     def compile_for(self, run: Callable[[], Any]) -> int:
-        """Compile, forwards and backwards, whatever `run` calls within `used`: how many new graphs."""
+        """Compile all block calls of `run` within `used`, forward and backward; returns how many are new."""
         self._noted = {}
         try:
             run()
@@ -105,7 +105,7 @@ class Blocks:
         finally:
             self._noted = None
         for key, (call, tensors) in noted.items():
-            # Traced first: a compiler that reads Python sees through neither vmap nor transformers.
+            # Traced first: torch.compile can trace neither vmap nor transformers' Python code.
             with _autocast(tensors, self._arguments[call.arguments].autocast), torch.enable_grad():
                 traced = make_fx(partial(self._run, call))(*tensors)
             compiled = compiled_by_torch(traced)
@@ -120,7 +120,7 @@ class Blocks:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         tensors = [*own.values(), *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
         others = tuple(A_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-        # Where it is given something that it may change, such as a cache, or nothing of any client's.
+        # With an argument that it may change, such as a cache, or without any per-client tensor.
         unfit = not all(other is A_TENSOR or isinstance(other, PLAIN) for other in others)
         if unfit or not any(is_batchedtensor(tensor) for tensor in tensors):
             return self._as_it_is(number, lambda: block(*args, **kwargs))
@@ -132,13 +132,13 @@ class Blocks:
         return pytree.tree_unflatten(results, self._returns[call.block, arguments])
 
     def _number_of(self, arguments: Arguments) -> int:
-        """Compared and not hashed: a structure holds lists."""
+        """The index of these arguments. Compared, not hashed: a structure contains lists."""
         if arguments not in self._arguments:
             self._arguments.append(arguments)
         return self._arguments.index(arguments)
 
     def _as_it_is(self, number: int, run: Callable[[], Any]) -> Any:
-        """With the block's own forward, not this class's."""
+        """Call `run` with the block's own forward, not this class's."""
         block = self._blocks[number]
         ours = block.__dict__.pop("forward", None)
         try:
@@ -148,7 +148,7 @@ class Blocks:
                 block.forward = ours
 
     def _one(self, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The block for one client."""
+        """Compute the block for one client."""
         block, given, count = self._blocks[call.block], self._arguments[call.arguments], len(call.names)
         rest = iter(tensors[count:])
         leaves = [next(rest) if other is A_TENSOR else other for other in given.others]
@@ -159,20 +159,20 @@ class Blocks:
         return tuple(results)
 
     def _run(self, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The same for all clients."""
+        """Compute the block for all clients."""
         run: Callable[..., tuple[Tensor, ...]] = partial(self._one, call)
         for axes in call.axes:
             run = vmap(run, in_dims=axes, randomness="different")
         return run(*tensors)
 
     def _outside(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Outside all vmaps, over clients and over runs."""
+        """Compute the block outside all vmaps, over clients and over runs."""
         if not is_mapped():
             return self._stacked(call, tensors)
         return outside_vmap(lambda whole, axes: self._outside(call.within(axes), whole), *tensors)
 
     def _stacked(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """With plain tensors: no vmap is active any more."""
+        """Compute the block with plain tensors: no vmap is active any more."""
         key = (call, torch.is_grad_enabled(), tuple(_described(tensor) for tensor in tensors))
         if (compiled := self._compiled.get(key)) is not None:
             with _autocast(tensors, None):  # the traced graph contains its casts
@@ -185,8 +185,8 @@ class Blocks:
 
 
 def compiled_by_torch(run: Callable[..., Any]) -> Callable[..., Any]:
-    """For the sizes that it is called with: a graph that is replayed has no others. Deterministic: no
-    autotuning, which could choose another order of summation, and so other bits, each time."""
+    """Compile with static sizes: a replayed graph has no others. Deterministic: no autotuning, which could
+    choose another order of summation, and so give other bits, each time."""
     return torch.compile(run, dynamic=False, backend=BACKEND, options=OPTIONS.get(BACKEND))
 
 
@@ -199,14 +199,14 @@ def outermost_lists(module: nn.Module) -> Iterator[nn.ModuleList]:
 
 
 def _kind(block: nn.Module) -> Any:
-    """Equal for blocks that compute the same with other numbers."""
+    """A key that is equal for blocks that compute the same with different weights."""
     return tuple((name, *_kind_of_part(part)) for name, part in block.named_modules())
 
 
 def _kind_of_part(part: nn.Module) -> Any:
     arrays = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
     shapes = tuple((name, tuple(value.shape), value.dtype) for name, value in arrays)
-    by_place = getattr(part, "scale_attn_by_inverse_layer_idx", False)  # of GPT-2: then it is computed by
+    by_place = getattr(part, "scale_attn_by_inverse_layer_idx", False)  # of GPT-2
     own = {key: value for key, value in vars(part).items() if not key.startswith("_")}
     own = {key: value for key, value in own.items() if key not in ("training", "forward")}
     if not by_place:
@@ -216,7 +216,7 @@ def _kind_of_part(part: nn.Module) -> Any:
 
 
 def _identity(value: Any) -> Any:
-    """Of an attribute that is neither module, array nor plain: the same object, or lists of equal ones."""
+    """A key for an attribute other than modules, arrays and plain values: the object, or a list of keys."""
     return repr(value) if isinstance(value, (list, tuple, torch.Size)) else id(value)
 
 

@@ -1,8 +1,8 @@
 """GPU kernels, in Triton, for convolutions with per-client weights: implicit matrix products.
 
-Explicit patches are many times as large as the images, and writing them takes longer than the product. Here
-each program gathers its own: in channels-last images, what one row of a convolution kernel covers is
-contiguous. Sums are made in pieces and in a fixed order, so that they repeat to the bit.
+Explicit patches are many times larger than the images, and writing them takes longer than the product. Here
+each program gathers its own patches: in channels-last images, what one row of a convolution kernel covers is
+contiguous. Sums are computed in pieces and in a fixed order, so that they are reproducible to the bit.
 
 Tensor cores read bf16 in any layout and TF32 in one only, which gradients do not have. So float32 numbers are
 passed as two or three bf16 summands, written in the same pass that produces the numbers.
@@ -26,14 +26,14 @@ from fedfrozen_app.vmap.row_kernels import TILE, cut, side
 # of 30 x 30 and 32 to 64 channels.
 THERE = (128, 32, 64)
 GRADIENTS = (32, 128, 64)
-UPPER_HALF = -65536  # of the bits of a float32: what bf16 has of it
+UPPER_HALF = -65536  # mask of the upper half of a float32's bits, its bf16 part
 Size = tuple[int, ...]  # of a convolution: (tall, wide, channels, out, rows of padding, columns of it)
 
 
 @triton.jit
 def _product(total, a, b, a2, b2, a3, b3, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """total + a · b, each the sum of so many. The smallest come first; the sum of three is added
-    separately, because tensor cores truncate small terms of a large sum."""
+    """total + a · b, each the sum of COUNT summands. The smallest products come first; the sum of three is
+    added separately, because tensor cores truncate small terms of a large sum."""
     if COUNT == 1:
         total = tl.dot(a, b, total)
     elif COUNT == 2:
@@ -155,9 +155,9 @@ def _cut_up(numbers, first, second, third, size, COUNT: tl.constexpr, WIDE: tl.c
 
 
 def summands(numbers: Tensor, *, traced: bool = False) -> list[Tensor]:
-    """Of bf16, which add up to these numbers: to 16 bits, where TF32 is allowed and would keep 11, or to all
-    24. `traced`: for a compiler, which makes them where it makes the numbers; by bits and not by casts, which
-    it would take back."""
+    """bf16 summands of these numbers: up to 16 bits if TF32 is allowed, which would keep 11, otherwise all
+    24. `traced`: for a compiler, which fuses them with the numbers' computation; by bit operations, because
+    it would undo casts."""
     if numbers.dtype == torch.bfloat16:
         return [numbers]
     count = 3 if is_exact() else 2
@@ -183,7 +183,7 @@ class Convolved(torch.autograd.Function):
         ctx: Any, pictures: Tensor, kernels: Tensor, padding: tuple[int, int], traced: bool = False
     ) -> Tensor:
         ctx.summands, ctx.channels = partial(summands, traced=traced), pictures.shape[-1]
-        if spare := -ctx.channels % TOGETHER:  # by no number torch would copy all of it
+        if spare := -ctx.channels % TOGETHER:  # padding by zero would still copy all of it in torch
             pictures, kernels = pad(pictures, (0, spare)), pad(kernels, (0, spare))
         pictures, kernels = pictures.contiguous(), kernels.contiguous()
         seen = ctx.summands(pictures)
@@ -211,7 +211,7 @@ class Convolved(torch.autograd.Function):
 def convolve(
     pictures: Sequence[Tensor], kernels: Sequence[Tensor], padding: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
-    """Of summands, in this type."""
+    """The convolution of summands, in this type."""
     out = _empty_output(pictures, kernels, padding, dtype)
     clients, batch, height, width, channels = pictures[0].shape
     _, out_channels, tall, wide, _ = kernels[0].shape

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from fedfrozen_app.vmap.model_modes import with_forwards
 
 LARGEST = 49  # places of an overlapping convolution kernel: each copies the image
-TOGETHER = 8  # bf16 numbers that a GPU reads at once: multiples of so many channels are gathered quickly
+TOGETHER = 8  # bf16 numbers that a GPU reads at once: channel counts that are multiples are fast
 
 
 def as_products(
@@ -29,7 +29,7 @@ def as_products(
 def product_ways(
     model: nn.Module, trained: Collection[str], *, views: bool = False
 ) -> dict[nn.Module, Callable[..., Any]]:
-    """As products, where they train; those that all clients share stay convolutions.
+    """Forward functions of trained convolutions as products; shared ones remain convolutions.
 
     `views`: their patches are views of the picture, which is faster on a GPU without a compiler.
     """
@@ -51,7 +51,8 @@ def _can(module: nn.Module) -> bool:
 
 
 def _as_it_is(conv: nn.Conv1d | nn.Conv2d, pictures: Tensor) -> Tensor:
-    """Autocast does not reach a convolution within `vmap`: weights that are rounded need it done by hand."""
+    """The module's own convolution. Autocast does not apply within `vmap`, so inputs are cast explicitly for
+    rounded weights."""
     return conv._conv_forward(pictures.to(conv.weight.dtype), conv.weight, conv.bias)
 
 
@@ -68,20 +69,20 @@ def _product(conv: nn.Conv2d, pictures: Tensor, *, views: bool) -> Tensor:
 def patches(conv: nn.Conv2d, pictures: Tensor, *, views: bool) -> Tensor:
     """The input patch of each place of a convolution: (batch, rows, columns, tall, wide, channels)."""
     (tall, wide), (down, right) = conv.kernel_size, conv.stride
-    above, left = (int(side) for side in conv.padding)  # no word: see _can
+    above, left = (int(side) for side in conv.padding)  # not a string: see _can
     pictures = pad(pictures, (left, left, above, above)) if above or left else pictures
     rows, columns = (pictures.shape[2] - tall) // down + 1, (pictures.shape[3] - wide) // right + 1
     if conv.kernel_size == conv.stride:  # patches that do not overlap are a permutation of the image
         cut = pictures[:, :, : rows * tall, : columns * wide]
         return cut.unflatten(3, (columns, wide)).unflatten(2, (rows, tall)).permute(0, 2, 4, 3, 5, 1)
-    if views:  # one GPU kernel makes the rows and two their gradient, where shifts take three each
+    if views:  # one GPU kernel for the rows and two for their gradient; shifts take three each
         return pictures.unfold(2, tall, down).unfold(3, wide, right).permute(0, 2, 3, 4, 5, 1)
     return _shifted(pictures, conv, rows, columns)
 
 
 def _shifted(pictures: Tensor, conv: nn.Conv2d, rows: int, columns: int) -> Tensor:
-    """The patches as shifted pictures, one for each place of the kernel: a compiler makes one loop of them,
-    and a CPU is faster with them than with the gradient of a view."""
+    """The patches as shifted pictures, one for each place of the kernel: a compiler fuses them into one loop,
+    and on a CPU they are faster than the gradient of a view."""
     (tall, wide), (down, right) = conv.kernel_size, conv.stride
     last = pictures.movedim(1, -1)
     places = [

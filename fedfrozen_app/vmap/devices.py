@@ -1,4 +1,4 @@
-"""Between the host and the device that computes."""
+"""Transfers between host and device, and properties of devices."""
 
 from functools import cache
 from importlib.util import find_spec
@@ -23,5 +23,5 @@ def has_gpu_kernels(device: torch.device) -> bool:
 
 
 def is_exact() -> bool:
-    """Whether full float32 precision is asked for: a product is then three products on tensor cores."""
+    """Whether full float32 precision is required: a product is then three products on tensor cores."""
     return torch.get_float32_matmul_precision() == "highest"

@@ -1,8 +1,8 @@
 """Keep weight gradients factored for large linear layers under plain SGD.
 
 The gradient of such a layer's weights is a product of two narrow arrays: with 10 rows and 128 x 12544 weights
-it has 13 times as many numbers as both. To write it, read it in the optimiser and subtract it costs more than
-all else that is done to these weights. Here the factors are kept, and the SGD step subtracts their product in
+it has 13 times as many numbers as both. Writing it, reading it in the optimiser and subtracting it costs more
+than all other work on these weights. Here the factors are kept, and the SGD step subtracts their product in
 one pass.
 """
 
@@ -19,7 +19,7 @@ from fedfrozen_app.vmap.load_gpu_kernels import gpu_kernels_on
 
 LEAST = 1 << 17  # weights of a layer: with fewer there is little to save
 MOST = 64  # rows
-SAVED = 4  # times as many numbers as the factors have: less is not worth a GPU kernel
+SAVED = 4  # minimum ratio of the gradient's size to the factors': less is not worth a GPU kernel
 Factors = tuple[Tensor, Tensor]  # (clients, rows, out) and (clients, rows, in)
 
 
@@ -37,12 +37,12 @@ class FactoredGradients:
         return saves and weight[0].numel() >= LEAST and weight.data_ptr() in self._names
 
     def keep(self, weight: Tensor, gradients: Tensor, rows: Tensor) -> bool:
-        """Keep these factors in place of the gradient. False where the weights are used a second time: that
+        """Keep these factors in place of the gradient. False if the weights are used a second time: then the
         gradient is written."""
         name = self._names[weight.data_ptr()]
         if name in self.factors:
             return False
-        # Detached: their graph leads back to this object, and neither could be freed.
+        # Detached: their graph refers to this object, so neither could be freed.
         self.factors[name] = gradients.detach(), rows.detach()
         return True
 

@@ -1,7 +1,7 @@
 """GPU kernels, in Triton, for products of many weights with few rows (vmap/factored_gradients.py).
 
-They do little more than read the weights, and write them where they are updated. Sums are made in pieces and
-in a fixed order, so that they repeat to the bit.
+They do little more than read the weights, and write them if they are updated. Sums are computed in pieces and
+in a fixed order, so that they are reproducible to the bit.
 """
 
 import torch
@@ -99,6 +99,6 @@ def subtract_product(weight: Tensor, gradients: Tensor, rows: Tensor, rates: Ten
 
 
 def self_test(device: torch.device) -> None:
-    """Run each once, so that a compiler error shows before a step needs them."""
+    """Run each kernel once, so that a compiler error shows before a step needs it."""
     weight, rows = torch.zeros(1, 128, 128, device=device), torch.zeros(1, 2, 128, device=device)
     subtract_product(weight, multiply(rows, weight), rows, torch.zeros(1, device=device))

@@ -1,4 +1,4 @@
-"""GPU kernels compiled by Triton, where there is a GPU that it supports."""
+"""Load GPU kernels compiled by Triton, if the GPU is supported."""
 
 import logging
 from functools import cache
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 @cache
 def gpu_kernels_on(device: torch.device, name: str) -> ModuleType | None:
-    """The module `fedfrozen_app.{name}`; None where torch's own operations have to do."""
+    """The module `fedfrozen_app.{name}`; None to use torch's own operations."""
     if not has_gpu_kernels(device):
         return None
     try:

@@ -1,4 +1,4 @@
-"""A model in another mode within a block, and back again however the block ends."""
+"""Context managers that switch a model's mode within a block."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from torch import nn
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Within the block the model is in evaluation mode: no dropout."""
     was_training = model.training
-    if was_training:  # setting every module takes a small model as long as a step
+    if was_training:  # for a small model setting every module takes as long as a step
         model.eval()
     try:
         yield

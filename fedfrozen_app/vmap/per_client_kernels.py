@@ -1,8 +1,8 @@
 """Layer norms, biases and convolutions for code that runs under `vmap` over their weights: one GPU kernel
 each.
 
-With per-client weights torch launches several, and each reads and writes the whole output of the layer: in a
-recorded step of a Transformer that takes longer than its matrix products.
+With per-client weights torch launches several kernels, and each reads and writes the layer's whole output: in
+a captured Transformer step that takes longer than the matrix products.
 """
 
 import logging
@@ -35,7 +35,7 @@ class PerClientKernels:
         self._ours = [module for module in model.modules() if type(module) in WAYS and _fits(module)]
 
     def begin(self, *, traced: bool = False) -> "Future[None] | None":
-        """Compile them in the background: that takes seconds where nothing is cached. None where there are
+        """Compile the kernels in the background, which takes seconds without a cache; None if there are
         none."""
         kinds = frozenset(_kind(module) for module in self._ours if type(module) in _ways(traced))
         return (
@@ -45,8 +45,8 @@ class PerClientKernels:
         )
 
     def used(self, trained: Collection[str], *, traced: bool = False) -> AbstractContextManager[None]:
-        """Within the block layer norms, biases and convolutions that train are one GPU kernel each, where
-        there is a GPU. `traced`: for a compiler, which fuses the others itself; convolutions alone."""
+        """Within the block trained layer norms, biases and convolutions are one GPU kernel each, if there is
+        a GPU. `traced`: only convolutions, for a compiler that fuses the others itself."""
         if (job := self.begin(traced=traced)) is None or not _is_compiled(job):
             return nullcontext()
         ways = _ways(traced)
@@ -58,7 +58,7 @@ class PerClientKernels:
         return with_forwards(own)
 
     def shared_norms(self, parts: Collection[nn.Module]) -> AbstractContextManager[None]:
-        """Within the block the frozen layer norms of these modules use such GPU kernels too: on many rows
+        """Within the block the frozen layer norms of these modules use such GPU kernels, too: on many rows
         torch's own takes twice as long."""
         norms = [module for module in self._ours if type(module) is nn.LayerNorm]
         if not norms or (job := self.begin()) is None or not _is_compiled(job):
@@ -78,7 +78,7 @@ def _fits(module: Any) -> bool:
 
 
 def _kind(module: Any) -> Kind:
-    """Equal for modules that need the same GPU kernels."""
+    """A key that is equal for modules that need the same GPU kernels."""
     if isinstance(module, nn.Conv2d):
         if _is_narrow(module):
             return nn.Conv2d, (1, 1, module.weight[0].numel(), module.out_channels, 0, 0)
@@ -87,11 +87,11 @@ def _kind(module: Any) -> Kind:
 
 
 def _is_narrow(module: nn.Conv2d) -> bool:
-    """Whether a GPU cannot read its few channels of a place at once, and its patches are small."""
+    """Whether it has too few channels per place for vectorised GPU reads, and small patches."""
     return module.in_channels < TOGETHER and module.weight[0, 0].numel() <= LARGEST
 
 
-@cache  # for all models of a process: while one records its steps, no other may start anything
+@cache  # for all models of a process: while one captures its steps, no other may launch anything
 def _compiling(device: torch.device, kinds: frozenset[Kind], products: torch.dtype) -> Future[None]:
     def make() -> None:
         from fedfrozen_app.vmap import conv_kernels, row_kernels
@@ -105,7 +105,7 @@ def _compiling(device: torch.device, kinds: frozenset[Kind], products: torch.dty
                 made.result()
 
     def there(work: Callable[[], Any]) -> None:
-        with torch.cuda.device(device):  # of several: Triton takes the thread's own
+        with torch.cuda.device(device):  # Triton uses the thread's current device
             work()
 
     pool = ThreadPoolExecutor(1, thread_name_prefix="gpu-kernels")
@@ -116,7 +116,7 @@ def _compiling(device: torch.device, kinds: frozenset[Kind], products: torch.dty
 
 @cache
 def _is_compiled(job: Future[None]) -> bool:
-    """Whether they can be used. A compiler can fail in any way, and training works without."""
+    """Whether the kernels can be used. A compiler can fail in any way, and training works without them."""
     try:
         job.result()
     except Exception as error:  # noqa: BLE001  (see above)
@@ -148,13 +148,13 @@ def _product(module: nn.Linear, rows: Tensor) -> Tensor:
 
 
 def _convolution(module: nn.Conv2d, pictures: Tensor, *, traced: bool = False) -> Tensor:
-    """(batch, channels, rows, columns) -> (batch, out, …), with channels that come last in memory."""
+    """(batch, channels, rows, columns) -> (batch, out, …), with channels last in memory."""
     from fedfrozen_app.vmap.conv_kernels import Convolved
     from fedfrozen_app.vmap.row_kernels import Shifted
 
     padding: Any = module.padding
     pictures, kernels = pictures.to(module.weight.dtype), module.weight.permute(0, 2, 3, 1)
-    if _is_narrow(module):  # then its patches are small, and it is a product of them
+    if _is_narrow(module):  # small patches: compute their product
         last, padding = patches(module, pictures, views=not traced).flatten(3), (0, 0)
         kernels = kernels.flatten(1)[:, None, None]
     else:
@@ -175,7 +175,7 @@ WAYS: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Linear: _product,
     nn.Conv2d: _convolution,
 }
-# The parameter that trains where a module differs between clients.
+# The parameter whose training makes a module differ between clients.
 LEADS: dict[type[nn.Module], str] = {nn.LayerNorm: "bias", nn.Linear: "bias", nn.Conv2d: "weight"}
 
 

@@ -1,9 +1,9 @@
 """Linear layers and embeddings for code that runs under `vmap` over their weights, with gradients around it.
 
-Two things are costly there. torch's own rules give weight gradients transposed, which are then copied. And
-for per-example gradients, as in DP-SGD, the weights would be copied for each example, though they are the
-same for all of a client's. Here such weights are held once, there is one product per client, and gradients
-have the layout of the weights.
+Two things are slow there. torch's own rules return transposed weight gradients, which are then copied. And
+for per-example gradients, as in DP-SGD, the weights would be copied for each example, although all examples
+of a client share them. Here such weights are stored once, there is one product per client, and gradients have
+the layout of the weights.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -67,18 +67,18 @@ def product_per_client(rows: Tensor, weight: Tensor) -> Tensor:
 
 
 def by_client(lead: int, weight: Tensor) -> tuple[Tensor, int]:
-    """(clients, …) of weights with `lead` leading axes, and how many examples share each."""
+    """(clients, …) of weights with `lead` leading axes, and the number of examples that share each."""
     if lead > 1 and weight.stride(lead - 1) == 0:
         return weight.select(lead - 1, 0).flatten(0, lead - 2), weight.shape[lead - 1]
     return weight.flatten(0, lead - 1), 1
 
 
 class GradientBuffer:
-    """Where the gradient of a matrix of clients' rows is written. A product writes that of its weights there
-    itself, in place of an array of its own that would be copied."""
+    """The memory for the gradient of a matrix of clients' rows. A product writes its weights' gradient there
+    directly, instead of into an array that would be copied."""
 
     def __init__(self, *, rounded_only: bool = False) -> None:
-        """`rounded_only`: for rows that are also read directly, and so have a gradient of their own."""
+        """`rounded_only`: for rows that are also read directly, and so have a separate gradient."""
         self._rounded_only = rounded_only
         self._storages: set[int] = set()
         self._written: set[int] = set()
@@ -87,8 +87,8 @@ class GradientBuffer:
         self._rows = torch.empty(0)
 
     def begin(self, rows: Tensor, parts: Iterable[Tensor]) -> None:
-        """For these parts of the rows, (clients, width), or of the same rows once they are rounded: each has
-        the offset of its gradient."""
+        """Start with these parts of the rows, (clients, width), or of the rounded rows: each has the offset
+        of its gradient."""
         self._rows = rows
         kept = [part for part in parts if not (self._rounded_only and part.dtype == rows.dtype)]
         self._storages = {part.untyped_storage().data_ptr() for part in kept}
@@ -101,7 +101,7 @@ class GradientBuffer:
         return self._whole
 
     def place(self, part: Tensor) -> Tensor | None:
-        """The place for the gradient of this part; None where it is taken, or the part is not in the rows."""
+        """The memory for this part's gradient; None if it is already used, or the part is not in the rows."""
         offset = int(part.storage_offset())
         if part.untyped_storage().data_ptr() not in self._storages or offset in self._written:
             return None
@@ -145,7 +145,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, lead: int, rows: Tensor, weight: Tensor) -> Tensor:
         own, ctx.examples = by_client(lead, weight)
         ctx.buffer = _buffer.get() if ctx.examples == 1 else None
-        own = own.to(rows.dtype)  # not before: weights that are one in memory would be copied for each
+        own = own.to(rows.dtype)  # not earlier: weights shared in memory would be copied for each
         ctx.shape, ctx.dtype = weight.shape, weight.dtype
         ctx.save_for_backward(rows, own)
         together = rows.reshape(len(own), -1, rows.shape[-1])

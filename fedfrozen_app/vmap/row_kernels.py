@@ -1,8 +1,8 @@
-"""GPU kernels, in Triton, for rows of numbers that each client scales or shifts by weights of its own.
+"""GPU kernels, in Triton, that scale or shift each client's rows by the client's own weights.
 
-torch has them for weights that all rows share. For others it launches three kernels in place of one, and
-reads and writes everything in each. Sums over rows are made in pieces and in a fixed order, so that they
-repeat to the bit.
+torch has such kernels for weights shared by all rows. For others it launches three kernels instead of one,
+and each reads and writes everything. Sums over rows are computed in pieces and in a fixed order, so that they
+are reproducible to the bit.
 """
 
 from collections.abc import Callable, Collection
@@ -17,7 +17,7 @@ from torch import Tensor
 PROGRAMS = 1024  # pieces of work that keep a GPU busy
 TILE = 2048  # numbers in one tile
 NO_LIMIT = 1 << 30
-LONG, PIECE = 4096, 32768  # numbers of a row whose squares a program adds together, and in all
+LONG, PIECE = 4096, 32768  # numbers of a row whose squares a program sums at once, and in total
 WIDEST = {"shift": 256, "add_up": 64}  # columns of them
 
 
@@ -114,7 +114,7 @@ def _square_sums(rows, out, width, step, PIECE: tl.constexpr, LONG: tl.constexpr
 
 
 class Normalised(torch.autograd.Function):
-    """(clients, …, width), and (clients, width) of weights and biases -> the norm of each row, by these."""
+    """Layer norm of each row: (clients, …, width), with (clients, width) weights and biases."""
 
     @staticmethod
     def forward(
@@ -132,7 +132,7 @@ class Normalised(torch.autograd.Function):
 
 
 class Shifted(torch.autograd.Function):
-    """(clients, …, width) + (clients, width), each client's rows by its own."""
+    """(clients, …, width) + (clients, width): each client's rows shifted by its own vector."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, bias: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class Shifted(torch.autograd.Function):
 def normalise(
     rows: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The normalised rows, and of each row its mean and one over its deviation."""
+    """The normalised rows, and each row's mean and inverse deviation."""
     clients, count, width = _sizes(rows)
     out = torch.empty_like(rows, dtype=dtype)
     means = torch.empty(clients, count, dtype=torch.float32, device=rows.device)
@@ -162,7 +162,7 @@ def normalise(
 def normalise_back(
     gradients: Tensor, rows: Tensor, weight: Tensor, means: Tensor, scales: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """By the rows, and (clients, width) by the weights and by the biases."""
+    """Gradients for the rows, and (clients, width) for weights and biases."""
     clients, count, width = _sizes(rows)
     high, wide = _tile(width)
     pieces, share = cut(clients, count, high)
@@ -211,7 +211,7 @@ def self_test(device: torch.device) -> None:
 def trials(
     device: torch.device, norms: Collection[int], others: Collection[int], products: torch.dtype
 ) -> list[Callable[[], Any]]:
-    """Calls that each compile one GPU kernel: for layer norms of the widths `norms`, and products of
+    """Calls that each compile one GPU kernel: for layer norms of the widths `norms`, and outputs of
     `others`."""
 
     def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -246,13 +246,13 @@ def _sizes(rows: Tensor) -> tuple[int, int, int]:
 
 
 def _tile(width: int, most: int = NO_LIMIT) -> tuple[int, int]:
-    """How many rows and columns one tile has."""
+    """The numbers of rows and columns of a tile."""
     wide = min(triton.next_power_of_2(width), most)
     return max(1, TILE // wide), wide
 
 
 def cut(groups: int, count: int, high: int) -> tuple[int, int]:
-    """Into how many pieces the rows of a group are cut, and how many rows each has."""
+    """The number of pieces into which the rows of a group are cut, and the rows of each."""
     least = max(1, triton.cdiv(count, high))
     wanted = max(1, min(least, PROGRAMS // groups))
     share = triton.cdiv(least, wanted) * high
@@ -260,5 +260,5 @@ def cut(groups: int, count: int, high: int) -> tuple[int, int]:
 
 
 def side(size: int, most: int = NO_LIMIT) -> int:
-    """Of a tile of a product: tensor cores take 16 at least."""
+    """The side of a tile of a product: at least 16 for tensor cores."""
     return max(16, min(triton.next_power_of_2(size), most))

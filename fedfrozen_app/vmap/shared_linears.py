@@ -1,8 +1,8 @@
 """Frozen linear layers, for code that runs under `vmap` over clients and examples.
 
-There torch splits a layer into a product and an addition that reads and writes the result once more. With
-shared weights it is simply the same layer with more rows. This costs as much Python as the layer itself, so
-it pays where a step is recorded as a CUDA graph.
+There torch splits a layer into a product and an addition that reads and writes the result again. With shared
+weights it is simply the same layer with more rows. This costs as much Python time as the layer itself, so it
+pays in steps that are captured as CUDA graphs.
 """
 
 from collections.abc import Collection
@@ -43,7 +43,7 @@ class _Shared(Function):
     def vmap(
         info: Any, axes: tuple[int | None, ...], rows: Tensor, weight: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, int | None]:
-        if axes[0] is None or axes[1:] != (None, None):  # then it is not shared
+        if axes[0] is None or axes[1:] != (None, None):  # not shared
             return vmap(linear, in_dims=axes)(rows, weight, bias), 0
         return _Shared.apply(rows.movedim(axes[0], 0), weight, bias), 0
 

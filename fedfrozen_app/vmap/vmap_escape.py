@@ -1,4 +1,4 @@
-"""Leave a vmap over clients for a while, to compute with the stacked tensors of all of them.
+"""Leave a vmap over clients temporarily, to compute with the stacked tensors of all of them.
 
 An `autograd.Function` with a rule for vmap does the same, but takes a millisecond of Python for each call: a
 tenth of a small model's step. Gradients must be taken around the vmap.
@@ -18,14 +18,14 @@ from torch._C._functorch import (
 )
 
 # Takes the number of leading axes, as in (clients, …), (runs, clients, …) or (clients, examples, …), and the
-# tensors that have them.
+# tensors with these axes.
 StackedFunction = Callable[..., Tensor]
 Axes = tuple[int | None, ...]  # for each tensor the axis that a vmap maps over; None: it is not mapped
 Rule = Callable[[Sequence[Tensor], Axes], tuple[Tensor, ...]]
 
 
 class NestedGradientError(RuntimeError):
-    """A gradient inside the vmap: it would not follow what is computed outside."""
+    """A gradient inside the vmap, which would not include computations outside it."""
 
 
 def is_mapped() -> bool:
@@ -34,7 +34,7 @@ def is_mapped() -> bool:
 
 
 def outside_vmap(rule: Rule, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Apply `rule` to the stacked tensors outside the innermost vmap. Where that maps over any of them, the
+    """Apply `rule` to the stacked tensors outside the innermost vmap. If that maps over any of them, the
     results have the mapped axis first."""
     interpreter = peek_interpreter_stack()
     if interpreter.key() != TransformType.Vmap:
@@ -61,7 +61,7 @@ def stacked(function: StackedFunction, *tensors: Tensor) -> Tensor:
 
 def _stacked(function: StackedFunction, lead: int, tensors: Sequence[Tensor]) -> Tensor:
     if not is_mapped():
-        # Not mapped: the same for all clients, so it is computed as for one.
+        # Not mapped: equal for all clients, so it is computed once.
         return (
             function(lead, *tensors) if lead else function(1, *(t.unsqueeze(0) for t in tensors)).squeeze(0)
         )

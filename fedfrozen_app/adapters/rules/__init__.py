@@ -1,1 +1,1 @@
-"""How clients' low-rank adapters become one: a file for each rule, chosen by `adapter.rule`."""
+"""Aggregation rules for clients' low-rank adapters: one file per rule, chosen by `adapter.rule`."""

@@ -2,7 +2,7 @@
 
     Ā = Σ pᵢAᵢ        B̄ = Σ pᵢBᵢ
 
-Each factor is averaged for itself, as any parameter is. The model is then W₀ + s·B̄Ā, which is not the mean
+Each factor is averaged separately, like any parameter. The model is then W₀ + s·B̄Ā, which is not the mean
 W₀ + s·Σ pᵢBᵢAᵢ of the clients' models: they differ by s·Σ pᵢ(Bᵢ − B̄)(Aᵢ − Ā).
 """
 
@@ -10,6 +10,6 @@ from fedfrozen_app.adapters.rule import AdapterRule
 
 
 class Average(AdapterRule):
-    """Both factors averaged, each for itself."""
+    """Average both factors separately."""
 
     paper = "Zhang et al. 2023, arXiv 2305.05644"

@@ -2,7 +2,7 @@
 
     Ā = Σ pᵢAᵢ        B̄ = Σ pᵢBᵢ        W₀ ← W₀ + s·(Σ pᵢBᵢAᵢ − B̄Ā)
 
-so that W₀ + s·B̄Ā is the mean of the clients' models. The residual travels as its factors,
+so that W₀ + s·B̄Ā is the mean of the clients' models. The residual is sent as its factors,
 [s·p₁B₁ … s·pₙBₙ, −s·B̄] and [A₁; …; Aₙ; Ā], of rank (n + 1)·r.
 """
 
@@ -16,7 +16,7 @@ from fedfrozen_app.adapters.rule import AdapterRule, as_merged_delta
 
 
 class FedEx(AdapterRule):
-    """Both factors averaged, and what that leaves out added to the frozen weights."""
+    """Average both factors, and add the residual to the frozen weights."""
 
     paper = "Singhal et al. 2024, arXiv 2410.09432"
     one_by_one = "multiplies"

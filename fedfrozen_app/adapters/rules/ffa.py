@@ -1,8 +1,8 @@
 """FFA-LoRA: Sun et al., Improving LoRA in Privacy-preserving Federated Learning, arXiv 2403.12313.
 
-    A stays as it was drawn        B̄ = Σ pᵢBᵢ        s·B̄A = s·Σ pᵢBᵢA
+    A keeps its random initial value        B̄ = Σ pᵢBᵢ        s·B̄A = s·Σ pᵢBᵢA
 
-The mean is that of the clients' models, exactly, and half of it travels. What is learned lies in A's rows.
+The result is exactly the mean of the clients' models, with half of the bytes. Updates lie in A's row space.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from fedfrozen_app.adapters.rule import AdapterRule
 
 
 class FFA(AdapterRule):
-    """A frozen at its random start, B averaged."""
+    """Freeze A at its random initial value, average B."""
 
     paper = "Sun et al. 2024, arXiv 2403.12313"
 

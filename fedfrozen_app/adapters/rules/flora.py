@@ -2,8 +2,8 @@
 
     W₀ ← W₀ + s·[p₁B₁ … pₙBₙ][A₁; …; Aₙ]        then A is redrawn, and B = 0
 
-The stack, of rank Σ rᵢ, is added to the frozen weights, and adapters start from nothing in every round. The
-model is the mean of the clients' models, exactly, whatever their ranks.
+The stack, of rank Σ rᵢ, is added to the frozen weights, and adapters are reinitialised in every round. The
+model is exactly the mean of the clients' models, whatever their ranks.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from fedfrozen_app.adapters.rule import AdapterRule, as_merged_delta
 
 
 class Stack(AdapterRule):
-    """Clients' adapters stacked into the frozen weights; new ones in every round."""
+    """Stack clients' adapters into the frozen weights; start with new ones in every round."""
 
     paper = "Wang et al. 2024, arXiv 2409.05976"
     one_by_one = "stacks"

@@ -1,1 +1,1 @@
-"""How updates are coded, one file per codec: `codec=NAME` chooses one."""
+"""Codecs of updates, one file each: `codec=NAME` chooses one."""

@@ -19,12 +19,12 @@ class Halves(UpdateCodec):
         return update.to(self.dtype).view(torch.uint8).numpy()
 
     def unpack(self, data: np.ndarray, count: int, dtype: torch.dtype) -> Tensor:
-        # A copy: the bytes of a message may begin at an odd address.
+        # A copy: the bytes of a message may not be aligned.
         return torch.from_numpy(data.copy()).view(self.dtype).to(dtype)
 
 
 class Float16(Halves):
-    """Eleven significant bits; changes below 3·10⁻⁸ become zero, and above 65,504 none can be sent."""
+    """Eleven significant bits; changes below 3·10⁻⁸ become zero, and those above 65,504 cannot be sent."""
 
     dtype = torch.float16
 

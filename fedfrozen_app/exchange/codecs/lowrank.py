@@ -1,9 +1,9 @@
-"""Matrices as two factors of few columns: U ≈ PQᵀ, with what that leaves out added to the next update.
+"""Matrices as two low-rank factors: U ≈ PQᵀ, with error feedback into the next update.
 
-PowerSGD (Vogels et al. 2019, arXiv 1905.13727): Q is drawn at random, P = orth(UQ), Q = UᵀP. Two such steps,
-in place of one that begins at the last round's Q: a client keeps nothing but the error. A convolution's
-weights are a matrix with a row for each output. Vectors, and matrices that are no larger than their factors,
-are sent exactly.
+PowerSGD (Vogels et al. 2019, arXiv 1905.13727): Q is drawn at random, P = orth(UQ), Q = UᵀP. Two such steps
+replace a warm start from the last round's Q, so that a client keeps nothing but the error. A convolution's
+weights are a matrix with one row per output. Vectors, and matrices that are no larger than their factors, are
+sent exactly.
 """
 
 import numpy as np
@@ -54,8 +54,8 @@ class LowRank(UpdateCodec):
         both = data.copy().view(_factors(like)).astype(np.float64)
         left = both[: rows * self.rank].reshape(rows, self.rank)
         right = both[rows * self.rank :].reshape(columns, self.rank)
-        # Not a product of matrices, whose last bits are those of a library and its threads: all sides must
-        # decode the same bits.
+        # Not a matrix product, whose last bits depend on the library and its threads: all sides must decode
+        # the same bits.
         matrix = np.zeros((rows, columns))
         for column in range(self.rank):
             matrix += left[:, column, None] * right[None, :, column]
@@ -63,12 +63,12 @@ class LowRank(UpdateCodec):
 
 
 def _matrix(array: Tensor) -> tuple[int, int]:
-    """Rows and columns; a vector is one row."""
+    """The numbers of rows and columns; a vector is one row."""
     if array.ndim < 2 or not array.numel():
         return 1, array.numel()
     return len(array), array.numel() // len(array)
 
 
 def _factors(array: Tensor) -> np.dtype[np.floating]:
-    """The type in which factors travel: as wide as the array's, and at least float32."""
+    """The type of the sent factors: as wide as the array's, and at least float32."""
     return np.dtype("<f8" if array.dtype == torch.float64 else "<f4")

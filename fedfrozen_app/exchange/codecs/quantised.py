@@ -1,8 +1,8 @@
-"""Updates as small whole numbers, with one scale for each block of values.
+"""Updates as small integers, with one scale per block of values.
 
 The largest value of a block sets its scale s = max|u|/L; each value becomes ⌊u/s + r⌋ with r uniform in
-[0, 1), so that its expectation is u (stochastic rounding; Alistarh et al., QSGD, 2017). No value moves by s
-or more. What travels: the scales as float32, then the levels in `bits` each.
+[0, 1), so that its expectation is u (stochastic rounding; Alistarh et al., QSGD, 2017). No value changes by s
+or more. The wire format is the scales as float32, then the levels in `bits` each.
 """
 
 from typing import ClassVar
@@ -41,7 +41,7 @@ class Quantised(UpdateCodec):
         scales = self._scales(blocks)
         with np.errstate(divide="ignore", invalid="ignore"):
             levels = np.floor(blocks / scales[:, None] + drawn.random(blocks.shape))
-        levels[~np.isfinite(levels)] = 0  # no update, or one that is not finite, which its scale shows
+        levels[~np.isfinite(levels)] = 0  # a zero update, or one that is not finite, which its scale shows
         bound = self.levels
         packed = self._packed(levels.clip(-bound, bound).astype(np.int8).reshape(-1)[: len(values)])
         return np.concatenate([scales.view(np.uint8), packed])
@@ -66,7 +66,7 @@ class Quantised(UpdateCodec):
         return filled.reshape(-1, self.block)
 
     def _scales(self, blocks: np.ndarray) -> np.ndarray:
-        """Rounded up to float32, so that the largest value stays within the levels."""
+        """Scales, rounded up to float32 so that the largest value stays within the levels."""
         exact = np.abs(blocks).max(axis=1, initial=0.0) / self.levels
         scales = exact.astype(SCALE)
         return np.where(scales < exact, np.nextafter(scales, SCALE.type(np.inf)), scales)
@@ -79,7 +79,7 @@ class Quantised(UpdateCodec):
 
 
 class Int8(Quantised):
-    """One byte per value, and four for each block."""
+    """One byte per value, and four per block."""
 
     bits = 8
 
@@ -91,7 +91,7 @@ class Int8(Quantised):
 
 
 class Int4(Quantised):
-    """Half a byte per value, the first of two in the lower half, and four bytes for each block."""
+    """Half a byte per value, the first of two in the lower half, and four bytes per block."""
 
     bits = 4
 

@@ -2,7 +2,7 @@
 
 It spreads a few large values over a whole segment, so that the largest value of a block, which sets the step
 of its quantisation, is small (Suresh et al., Distributed Mean Estimation with Limited Communication, 2017).
-Segments need no padding: 300 values are turned as 256 + 32 + 8 + 4.
+Segments need no padding: 300 values are rotated as 256 + 32 + 8 + 4.
 """
 
 from collections.abc import Iterator
@@ -18,20 +18,20 @@ def rotated(values: np.ndarray) -> np.ndarray:
 
 
 def unrotated(values: np.ndarray) -> np.ndarray:
-    """The inverse; the transform is its own."""
+    """The inverse; the transform is its own inverse."""
     return _transformed(values.copy()) * signs(len(values))
 
 
 def signs(count: int) -> np.ndarray:
-    """±1, the same for all who rotate so many values. They are public, and drawn for no one's values: the raw
-    output of this generator is the same in every version of NumPy."""
+    """±1, the same for every rotation of `count` values. The signs are public and independent of the data;
+    the raw output of this generator is the same in every version of NumPy."""
     words = np.random.Philox(key=count).random_raw(-(-count // 64))
     bits = np.unpackbits(words.astype("<u8").view(np.uint8), count=count)
     return np.where(bits, 1.0, -1.0)
 
 
 def segments(count: int) -> Iterator[tuple[int, int, int]]:
-    """(start, length, number of such segments in a row)."""
+    """(start, length, number of consecutive segments of this length)."""
     start, whole = 0, count // LONGEST
     if whole:
         yield 0, LONGEST, whole
@@ -44,7 +44,7 @@ def segments(count: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _transformed(values: np.ndarray) -> np.ndarray:
-    """In place, each segment by the orthonormal transform."""
+    """Apply the orthonormal transform to each segment, in place."""
     for start, length, number in segments(len(values)):
         part = values[start : start + length * number].reshape(number, length)
         width = 1

@@ -1,7 +1,7 @@
-"""A share of each update's values, exactly, and which; the client adds the others to its next update.
+"""A share of each update's values, sent exactly with their places; the client adds the rest to its next one.
 
-Error feedback: Stich et al., Sparsified SGD with Memory, 2018; Karimireddy et al., 2019. What is not sent is
-kept: sent + kept = update + what was kept before, to the bit.
+Error feedback: Stich et al., Sparsified SGD with Memory, 2018; Karimireddy et al., 2019. The unsent part is
+kept: sent + kept = update + previously kept, to the bit.
 """
 
 import math
@@ -21,7 +21,7 @@ class Sparse(UpdateCodec):
     error_feedback = True
 
     def kept(self, count: int) -> int:
-        """How many values of an array are sent: at least one."""
+        """The number of values of an array that are sent: at least one."""
         return math.ceil(self.values["share"] * count)
 
     def _joined(self, where: np.ndarray, values: Tensor) -> np.ndarray:
@@ -34,8 +34,7 @@ class Sparse(UpdateCodec):
 
 
 class TopK(Sparse):
-    """The largest values; which, by one bit for every value or by an index for each sent, whichever is
-    shorter."""
+    """The largest values, with their places as a bit per value or an index per sent value, if shorter."""
 
     def size(self, count: int, itemsize: int) -> int:
         return self._where(count) + self.kept(count) * itemsize
@@ -69,7 +68,7 @@ class TopK(Sparse):
 
 
 class RandomK(Sparse):
-    """Values at places that a seed draws; the seed travels in place of the places."""
+    """Values at random places; the seed is sent instead of the places."""
 
     def size(self, count: int, itemsize: int) -> int:
         return SEED.itemsize + self.kept(count) * itemsize
@@ -84,14 +83,13 @@ class RandomK(Sparse):
         return self._filled(self._places(seed, count), data[SEED.itemsize :], count, dtype)
 
     def _places(self, seed: int, count: int) -> np.ndarray:
-        """The first of a random order. The raw output of this generator is the same in every NumPy."""
+        """The first places of a random permutation. The raw output is the same in all NumPy versions."""
         words = np.random.Philox(key=seed).random_raw(count)
         return np.sort(np.argpartition(words, self.kept(count) - 1)[: self.kept(count)])
 
 
 def _largest(sizes: np.ndarray, kept: int) -> np.ndarray:
-    """Which values are sent; of equal ones the first, on every machine. What is not a number is sent, so that
-    the server sees it."""
+    """Which values are sent; the first in a tie, on every machine. NaNs are sent, to be detected."""
     sizes = np.nan_to_num(sizes, nan=np.inf, posinf=np.inf)
     least = np.partition(sizes, len(sizes) - kept)[len(sizes) - kept]
     mask = sizes > least

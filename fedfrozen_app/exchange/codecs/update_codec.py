@@ -1,8 +1,8 @@
-"""What every codec of `codec=` shares: each parameter's update becomes one array of bytes, in its place.
+"""Base of the codecs of `codec=`: each parameter's update is replaced by one array of bytes.
 
-A codec says three things about a flat update: its `size` in bytes, how to `pack` it, and how to `unpack` it.
-One that needs the shape of an array overrides the same three for arrays.
-Arrays beside parameters (`namespace/name`) travel as they are: servers need them exactly.
+A codec defines three methods for a flat update: its `size` in bytes, `pack`, and `unpack`. One that needs the
+shape of an array overrides the same three for arrays. Arrays other than parameters (`namespace/name`) are
+sent unchanged: servers need them exactly.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,9 +20,9 @@ from fedfrozen_app.exchange.names import is_parameter
 class UpdateCodec:
     extra_names: ClassVar[tuple[str, ...]] = ()
     settings: ClassVar[tuple[str, ...]] = ()  # the keys of `codec` that it reads
-    # Whether a client adds what it has not sent to its next update: `unpack(pack(u))` then leaves parts out.
+    # Whether a client adds the unsent residual to its next update: `unpack(pack(u))` then lacks parts of u.
     error_feedback: ClassVar[bool] = False
-    codes_adapters: ClassVar[bool] = True  # whether it makes sense for the factors that adapters are
+    codes_adapters: ClassVar[bool] = True  # whether it is suitable for the factors of adapters
     codes_broadcasts: ClassVar[bool] = True  # whether `unpack` gives the same bits on every machine
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -30,10 +30,10 @@ class UpdateCodec:
             raise ValueError(f"its settings are not {', '.join(self.settings) or 'empty'}")
         self.values = dict(values)
 
-    # What a codec says --------------------------------------------------------------------------------
+    # Defined by a codec --------------------------------------------------------------------------------
 
     def size(self, count: int, itemsize: int) -> int:
-        """The bytes of an update of `count` values of `itemsize` bytes; nothing else may decide it."""
+        """The bytes of an update of `count` values of `itemsize` bytes; it must depend on nothing else."""
         raise NotImplementedError
 
     def pack(self, update: Tensor, drawn: np.random.Generator) -> np.ndarray:
@@ -41,13 +41,13 @@ class UpdateCodec:
         raise NotImplementedError
 
     def unpack(self, data: np.ndarray, count: int, dtype: torch.dtype) -> Tensor:
-        """The flat update again; `ValueError`, as the rest of a sentence, for bytes that no client makes."""
+        """The decoded flat update; `ValueError`, as the rest of a sentence, for invalid bytes."""
         raise NotImplementedError
 
-    # The same for an array, whose shape few codecs need ---------------------------------------------------
+    # The same with an array's shape, which few codecs need --------------------------------------------------
 
     def size_of(self, array: Tensor) -> int:
-        """From its shape and type alone (the meta device)."""
+        """The size of an array, from its shape and type alone (the meta device)."""
         return self.size(array.numel(), array.element_size())
 
     def pack_array(self, update: Tensor, drawn: np.random.Generator) -> np.ndarray:
@@ -56,7 +56,7 @@ class UpdateCodec:
     def unpack_array(self, data: np.ndarray, like: Tensor) -> Tensor:
         return self.unpack(data, like.numel(), like.dtype).view_as(like)
 
-    # What follows -------------------------------------------------------------------------------------
+    # Derived --------------------------------------------------------------------------------------
 
     def encode(
         self,
@@ -86,7 +86,7 @@ class UpdateCodec:
         whole = dict(arrays)
         for name, value in arrays.items():
             if not is_parameter(name) or name not in base:
-                continue  # exact, or unknown: the check of the reply comes next
+                continue  # exact, or unknown: checked with the reply
             if not self.fits(value, base[name]):
                 size = self.size_of(base[name])
                 raise ValueError(f"sent {value.nbytes} bytes for {name}, where its codec makes {size}")
@@ -97,11 +97,11 @@ class UpdateCodec:
         return whole
 
     def fits(self, data: Tensor, before: Tensor) -> bool:
-        """Whether these bytes have the length of this array's update."""
+        """Whether the length of these bytes is that of this array's update."""
         return data.dtype == torch.uint8 and data.shape == (self.size_of(before),)
 
     def applied(self, data: Tensor, before: Tensor) -> Tensor:
-        """The array after the update of these bytes, which fit; `ValueError` for some that nobody makes."""
+        """The array after the update that these bytes encode, which fit; `ValueError` if they are invalid."""
         return before + self.unpack_array(data.cpu().numpy(), before).to(before)
 
     def sizes(self, names: Iterable[str], model: Mapping[str, Tensor], roles: Roles) -> dict[str, int]:

@@ -1,1 +1,1 @@
-"""Where nodes are Flower's: its processes, its simulation, a deployed federation."""
+"""Runtimes with Flower's nodes: its processes, its simulation, a deployed federation."""

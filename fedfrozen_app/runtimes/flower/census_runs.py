@@ -38,7 +38,7 @@ def census_with_flower(
 def asked_deployed(
     config: Config, resolved_config: dict[str, Any], overrides: list[str], kind: str, text: str, folder: Path
 ) -> dict[str, Any]:
-    """Submit a question of this kind (census, survival) with an operator's kit, and wait for its end."""
+    """Submit a request of this kind (census, survival) with an operator's kit, and wait for its end."""
     connection = connect(config, folder)
     shared, server_only = split_overrides(resolved_config, overrides)
     replace_file(sites_file(folder), json.dumps(connection.sites()))

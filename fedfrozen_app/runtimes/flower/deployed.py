@@ -1,8 +1,8 @@
 """`runtime=deployed`: submit the run to a federation with an operator's kit, and wait for its end.
 
 The command runs on the server's own machine, because the results are written there. Flower never restarts a
-run: `fedfrozen resume RUN` submits a new one, which loads the checkpoint and has the same `run_id`, by which
-the sites know it.
+run: `fedfrozen resume RUN` submits a new one, which loads the checkpoint and has the same `run_id` for the
+sites.
 """
 
 import json
@@ -39,7 +39,7 @@ from fedfrozen_app.runtimes.flower.server_app_watch import ServerAppLost, Server
 from fedfrozen_app.runtimes.flower.superlink_connection import RECONNECTS, Connection, Scalar, SuperLinkLost
 
 log = logging.getLogger(__name__)
-GRACE = 60.0  # seconds for a run that is asked to stop to take in replies and write its report
+GRACE = 60.0  # seconds for a stopping run to receive replies and write its report
 LAST_WORDS = 30.0  # seconds for its process to end after Flower has stopped it
 
 
@@ -47,7 +47,7 @@ def run_deployed(job: Job) -> dict[str, Any]:
     """Train to the end and return the summary; with `job.detach` raise `Detached` once it is submitted."""
     config, folder = job.config, job.folder
     connection = connect(config, folder)
-    # Both fail here, before the run is submitted: the server's own data, and what no site could be asked for.
+    # Both fail here, before the run is submitted: the server's own data, and settings that no site accepts.
     propose(config, load_corpus(config).spec(), config.run_id or "run", ())
     shared, server_only = split_overrides(job.resolved_config, job.overrides)
     if (start := job.start_folder()) is not None:
@@ -110,7 +110,7 @@ def follow_to_end(
 
 
 def end_lost(connection: Connection, config: Config, folder: Path, run_id: int) -> None:
-    """The sites need not wait until Flower, too, notices that the run's process is lost."""
+    """End a run whose process is lost, so that sites need not wait until Flower notices it."""
     try:
         connection.end_run(run_id, 0.0)
     except UserError as error:
@@ -119,7 +119,7 @@ def end_lost(connection: Connection, config: Config, folder: Path, run_id: int) 
 
 
 def how_to_go_on(folder: Path) -> str:
-    """After a run that failed: from which round it can be resumed, if from any."""
+    """A sentence after a failed run: the round from which it can be resumed, if any."""
     kept = checkpoint.numbers(folder / "checkpoints")
     if not kept:
         return "It wrote no checkpoint: start it again."
@@ -134,7 +134,7 @@ def stop_run(connection: Connection, config: Config, folder: Path, run_id: int) 
         connection.end_run(run_id, GRACE)
     except KeyboardInterrupt:
         log.info("Ended at once.")
-    except UserError as error:  # the server is gone; the run reads in its folder that it is to stop
+    except UserError as error:  # the server is down; the run finds the stop request in its folder
         log.warning("%s", error)
     with shielded():
         deadline = time.monotonic() + LAST_WORDS
@@ -146,7 +146,7 @@ def stop_run(connection: Connection, config: Config, folder: Path, run_id: int) 
 
 
 def leave_report(config: Config, folder: Path, state: str) -> None:
-    """Write the report of the finished rounds, where the process that ran them had no time to."""
+    """Write the report of the finished rounds, if the run's process could not."""
     device = str(device_of(config.device))
     try:
         write_interrupted(folder, model_metadata(config.privacy), status=state, device=device)
@@ -155,7 +155,7 @@ def leave_report(config: Config, folder: Path, state: str) -> None:
 
 
 def split_overrides(resolved_config: dict[str, Any], overrides: list[str]) -> tuple[list[str], list[str]]:
-    """(overrides for all, overrides that only the server reads: the paths of its machine)."""
+    """(overrides for all, overrides for the server only: paths of its machine)."""
     paths = absolute_paths(resolved_config)
     # An experiment's file may set one too, so each is reset by name.
     own = {*paths, "overwrite"}
@@ -173,7 +173,7 @@ def kit_of(config: Config) -> Path:
 
 
 def server_of(config: Config) -> tuple[str, ssl.SSLContext]:
-    """Where the server's proxy listens, and TLS with the certificate by which it knows the operator."""
+    """The address of the server's proxy, and TLS with the operator's certificate."""
     kit = kit_of(config)
     if (kit / "server.yaml").exists():
         raise UserError(

@@ -1,6 +1,7 @@
-"""Flower's `flower-superlink` with its options, for `python -m`; but it gives a run's process time to start.
+"""Flower's `flower-superlink` with its options, for `python -m`; but with more time for a run's process to
+start.
 
-By itself it has another one started every 30 s, so that on a busy machine a run never begins.
+By default it starts another process every 30 s, so that on a busy machine a run never begins.
 """
 
 import runpy

@@ -1,4 +1,4 @@
-"""Flower's processes as children of ours: their environment, their logs, and how they are ended."""
+"""Flower's processes as child processes: environment, logs and shutdown."""
 
 import logging
 import os
@@ -28,7 +28,7 @@ ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class SimulationFailed(RunFailed):
-    """The run did not complete; the text has how it ended, then its last log lines."""
+    """The run did not complete; the message has the reason and the last log lines."""
 
 
 def free_port() -> int:
@@ -39,7 +39,7 @@ def free_port() -> int:
 
 
 def executable(name: str) -> str:
-    """Flower's command `name`, of the environment that runs this code, else of the PATH."""
+    """Flower's command `name`, from the current environment, else from the PATH."""
     path = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if path is None:
         raise UserError(f"The command '{name}' was not found: pip install 'flwr[simulation]'.")
@@ -51,7 +51,7 @@ def tail(lines: list[str]) -> str:
 
 
 def flower_environment(home: Path) -> dict[str, str]:
-    """The environment of every Flower child: a home of its own, nothing sent out, a fast start."""
+    """The environment of every Flower child: a separate home, no telemetry, a fast start."""
     inherited = os.environ
     return {
         **inherited,
@@ -65,7 +65,7 @@ def flower_environment(home: Path) -> dict[str, str]:
         # Otherwise Ray joins any cluster that runs on this machine.
         "RAY_ADDRESS": inherited.get("RAY_ADDRESS") or NO_CLUSTER,
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DEDUP_LOGS": "0",  # each worker logs its device, in almost the same words
+        "RAY_DEDUP_LOGS": "0",  # each worker logs its device, in similar lines
         # Ray's metrics are not read, and the workers that it starts in advance are never used, because they
         # lack the environment that Flower asks for: seconds of CPU at every start.
         "RAY_enable_metrics_collection": "0",
@@ -140,7 +140,7 @@ class Children:
         process.wait()
 
     def _named(self, name: str) -> Child:
-        """The newest of this name: one may have been restarted."""
+        """The newest child of this name: it may have been restarted."""
         return next(child for child in reversed(self._children) if child.name == name)
 
     def check(self) -> None:
@@ -157,7 +157,7 @@ class Children:
         return "\n".join(child.last_words() for child in self._children)
 
     def end(self, grace: float = 3) -> None:
-        """Ask the groups to end; kill what is left of them once the children have gone."""
+        """Terminate the groups; kill remaining processes after the children have ended."""
         try:
             self._signal(signal.SIGTERM)
             deadline = time.monotonic() + grace
@@ -191,7 +191,7 @@ def unwinding_on_hangup() -> Iterator[None]:
         caught = [
             number
             for number in (signal.SIGTERM, signal.SIGHUP)
-            if signal.getsignal(number) is signal.SIG_DFL  # leave nohup and the caller's own alone
+            if signal.getsignal(number) is signal.SIG_DFL  # keep nohup's and the caller's handlers
         ]
     for number in caught:
         signal.signal(number, leave)

@@ -1,4 +1,4 @@
-"""What a Flower run prints, and how it ended."""
+"""A Flower run's output, and how it ended."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -10,12 +10,12 @@ from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.files.disk import is_full
 from fedfrozen_app.runtimes.flower.processes import SimulationFailed, tail
 
-WORKER = r"\(\w+ pid=\d+(, ip=[^)]+)?\)"  # Ray names the machine where it is not this one
-# Lines of Flower's and Ray's own. They are in the complete log, in the run's folder.
+WORKER = r"\(\w+ pid=\d+(, ip=[^)]+)?\)"  # Ray names the machine if it is another one
+# Flower's and Ray's own lines, which are not shown. The complete log is in the run's folder.
 FLOWERS_OWN = re.compile(
     rf"^(INFO|WARNING|DEBUG) :|^Successfully installed |^({WORKER}|\(raylet(, ip=[^)]+)?\))"
     r"|FutureWarning|^  warnings\.warn|^\s*$"
-    # How Flower tells that our ServerApp ended with an error: the command's last line is its sentence.
+    # Flower's text when our ServerApp ended with an error: the command's last line is its sentence.
     r"|^ERROR :\s+(ServerApp raised an exception|Exit Code: \d+)\s*$|^An unhandled exception occurred in the "
     r"ServerApp\.|^For more information, visit: |^Traceback \(most recent call last\):$"
     r"|^fedfrozen_app\.core\.errors\.(UserError|RunFailed): "
@@ -44,7 +44,7 @@ def kept(
                 on_line(line)
 
             yield keep
-    except OSError as error:  # an open file's error does not say which one it was
+    except OSError as error:  # errors of an open file lack its name
         if error.filename is None and is_full(error):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise

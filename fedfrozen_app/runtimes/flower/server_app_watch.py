@@ -1,4 +1,4 @@
-"""Whether the process that Flower started for a run is still there: Flower itself takes a minute to say so.
+"""Detect that the process that Flower started for a run has died: Flower itself takes a minute.
 
 The command runs on the server's machine, where that process holds the lease of the run's folder.
 """
@@ -12,7 +12,7 @@ from fedfrozen_app.core.formatting import clock_time
 from fedfrozen_app.files import lease, status
 
 log = logging.getLogger(__name__)
-CERTAIN = 3.0  # seconds: its last lines may still be on their way
+CERTAIN = 3.0  # seconds: its last lines may still arrive
 BEGINS = 60.0  # seconds in which Flower starts the process
 
 
@@ -24,7 +24,7 @@ class ServerAppWatch:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._began = time.monotonic()
-        self._missed: float | None = None  # since when it is gone
+        self._missed: float | None = None  # the time since when it is missing
         self._seen = False
 
     def check(self) -> None:
@@ -34,7 +34,7 @@ class ServerAppWatch:
         owner = lease.lost(self._folder)
         known = status.read(self._folder) if owner is not None else None
         if owner is None or known is None or (known.pid, known.began) != (owner.pid, owner.began):
-            self._missed = None  # or it is of an earlier attempt, which this run has yet to replace
+            self._missed = None  # or of an earlier attempt, which this run will replace
             return
         self._missed = self._missed or now
         if now - self._missed >= CERTAIN:

@@ -1,4 +1,4 @@
-"""Run a Flower app in Flower's Ray simulation and wait for its true end.
+"""Run a Flower app in Flower's Ray simulation and wait until it has really ended.
 
 `flwr run` returns 0 as soon as a run is submitted, however the run ends, and the SuperLink that
 it starts is never stopped. Here a run gets a SuperLink of its own, its log is followed to
@@ -46,13 +46,13 @@ def check_resources(num_supernodes: int, cpus_per_client: float, gpus_per_client
 
 
 def ray_nodes() -> list[dict[str, float]]:
-    """What each machine of the Ray cluster at RAY_ADDRESS offers; without a cluster, what this one does."""
+    """The resources of each machine of the Ray cluster at RAY_ADDRESS; without a cluster, of this one."""
     address = os.environ.get("RAY_ADDRESS") or NO_CLUSTER
     if address == NO_CLUSTER:
         import torch  # takes seconds, and other verbs import this file
 
         return [{"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}]
-    # In a process of its own: Ray takes minutes to give up an address, and has no option for it.
+    # In a separate process: Ray takes minutes to give up on an address, and has no option for it.
     command = [sys.executable, "-c", ASK_CLUSTER]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=CLUSTER_PATIENCE)
@@ -90,7 +90,7 @@ def run_app(
         "client-resources-num-gpus": gpus_per_client,
     }
     home = work_dir / "flwr_home"
-    # Flower takes an app that a full disk cut short for an installed one.
+    # Flower considers an app truncated by a full disk as installed.
     shutil.rmtree(home, ignore_errors=True)
     with (
         unwinding_on_hangup(),

@@ -1,4 +1,4 @@
-"""A SuperLink of our own, as a child process."""
+"""A local SuperLink, as a child process."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ class SuperLink(Connection):
     """A SuperLink on loopback with the SuperExec that starts its ServerApps, as children."""
 
     def __init__(self, children: Children, home: Path, *, simulation: bool, timeout: float) -> None:
-        """Return once both run and the SuperLink accepts connections."""
+        """Start both; return when the SuperLink accepts connections."""
         host, port = "127.0.0.1", free_port()  # the only port it binds: every API is on it
         super().__init__(f"{host}:{port}", home)
         self.children = children
@@ -24,7 +24,7 @@ class SuperLink(Connection):
         superlink += ["--isolation", "process", "--disable-runtime-dependency-installation"]
         children.start("superlink", superlink + ["--simulation"] * simulation, home)
         self._wait_until_up(host, port, timeout)
-        # Only now: it would lose seconds to growing pauses between its attempts to connect.
+        # Only now: earlier, growing pauses between connection attempts would cost seconds.
         superexec = ["flower-superexec", "--insecure", "--runtime-api-address", self.address]
         children.start("superexec", [*superexec, "--parent-pid", str(os.getpid())], home)
 

@@ -48,8 +48,8 @@ Scalar = str | int | float | bool
 
 CONNECTION = "own"  # the SuperLink's name in the config.toml that we write for `flwr run`
 RECONNECTS = 120  # one per second while nothing arrives
-OUTAGE = 2.0  # seconds without an answer: a stream that breaks on a busy machine is there again at once
-# Status codes of the proxy itself: it refuses the certificate, or finds no server behind it.
+OUTAGE = 2.0  # seconds without an answer: on a busy machine a broken stream recovers at once
+# Status codes of the proxy itself: certificate rejected, or no server behind it.
 PROXY_STATUS = (403, 502, 503, 504)
 
 
@@ -79,16 +79,16 @@ def control_client(address: str, tls: ssl.SSLContext | None = None) -> closing[C
 def stop(client: ControlHttpClient, run_id: int) -> None:
     try:
         client.StopRun(StopRunRequest(run_id=run_id))
-    except httpx.HTTPError as error:  # it has finished by now, or the SuperLink is gone
+    except httpx.HTTPError as error:  # the run has ended, or the SuperLink is down
         log.debug("run %s could not be stopped: %s", run_id, error)
 
 
 class SuperLinkLost(SimulationFailed):
-    """It has not answered for minutes."""
+    """The SuperLink has not answered for minutes."""
 
 
 class Outage:
-    """Tells the operator once that the SuperLink does not answer, and once that it does again."""
+    """Warns the operator once that the SuperLink does not answer, and once that it answers again."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -113,7 +113,7 @@ class Outage:
 
 
 class Connection:
-    """A SuperLink that runs somewhere: runs are submitted to it and followed to their end."""
+    """A connection to a running SuperLink: submits runs and follows them to their end."""
 
     def __init__(self, address: str, home: Path, tls: ssl.SSLContext | None = None) -> None:
         """With `tls` the SuperLink is a federation's, behind a proxy that asks for a certificate."""
@@ -208,7 +208,7 @@ class Connection:
     ) -> RunEnd:
         """Wait for the end of the run, passing its log to `on_line`; stop the run on Ctrl-C.
 
-        `check` is called while no line comes, and may raise.
+        `check` is called while no line arrives, and may raise.
 
         The SuperLink stores the ServerApp's output (in simulation also that of clients) and does not write
         it to its log file. Flower closes the stream of it when the run has finished.
@@ -278,7 +278,7 @@ class Connection:
             return run_id in found and not found[run_id].status.sub_status
 
     def end_run(self, run_id: int, patience: float) -> bool:
-        """Wait `patience` seconds for the run to end by itself, then stop it; whether it ended by itself."""
+        """Wait `patience` seconds for the run to end, then stop it; returns whether it ended by itself."""
         deadline = time.monotonic() + patience
         try:
             while going := self.is_going(run_id):

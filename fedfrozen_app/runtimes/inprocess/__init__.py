@@ -1,1 +1,1 @@
-"""Where nodes live in this process."""
+"""Runtimes with all nodes in this process."""

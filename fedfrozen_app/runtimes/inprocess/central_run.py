@@ -1,4 +1,4 @@
-"""Short runs whose results are their test metrics alone: a worker serves one after another where it can."""
+"""Short runs that only return test metrics; they share a worker if possible."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class CohortGrid(InProcessGrid):
     """Trains a round's clients together, in blocks; requests that the cohort runner cannot serve, one by one.
 
-    `expected` predicts the cohort of a round: its batches are prepared in advance. Empty where nobody can.
+    `expected` predicts the cohort of a round, whose batches are prepared in advance; empty if unknown.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class CohortGrid(InProcessGrid):
         return super().push_messages(messages)
 
     def schedule(self, message_ids: Sequence[str]) -> list[list[str]]:
-        """The order in which clients finish: the replies of a block come together."""
+        """The order in which clients finish: replies of a block arrive together."""
         if not message_ids:  # secure aggregation: the clients have replied before
             return []
         request, _ = read_train(self.waiting[message_ids[0]])
@@ -65,8 +65,8 @@ class CohortGrid(InProcessGrid):
         return self._runner.can_prefetch
 
     def prefetch(self, request: TrainRequest, arrays: Mapping[str, Tensor]) -> None:
-        """Begin the work of a request that will probably be the next, with these arrays. All replies to the
-        last one have been pulled."""
+        """Start the work of the probable next request, with these arrays. All replies to the last one have
+        been pulled."""
         self._round = iter(())  # frees what it held
         if not cannot_serve(request):
             self._runner.prefetch(self._expected(request.round), request, arrays)
@@ -93,7 +93,7 @@ class CohortGrid(InProcessGrid):
         common = {name: digest for name, digest in request.base.items() if name not in untrained}
         request, base = replace(request, base=common), {name: members.base[name] for name in common}
         for place, block in enumerate(self._runner.train(list(asked), request, base, kept)):
-            # Made while the device still works: the replies do not wait for its metrics.
+            # Created while the device is still busy: replies do not wait for its metrics.
             coded: list[dict[str, Tensor]] = []
             for number, client in enumerate(block.clients):
                 question = asked[client].metadata
@@ -115,7 +115,7 @@ class CohortGrid(InProcessGrid):
             yield from replies
 
     def _replies(self, members: "Members", block: Block, coded: list[dict[str, Tensor]]) -> list[Message]:
-        """The replies of a block's clients; those that code what they send have arrays of their own."""
+        """The replies of a block's clients; encoded replies have separate arrays."""
         questions = [members.messages[client] for client in block.clients]
         digests = [members.digests[client] for client in block.clients]
         if not coded:
@@ -166,7 +166,7 @@ class CohortGrid(InProcessGrid):
         return found
 
     def _kept_arrays(self, members: "Members") -> dict[str, dict[str, Tensor]]:
-        """What each client keeps between rounds, and what the request gives it of that."""
+        """Each client's kept arrays, including those that the request sets."""
         request, worker = members.request, self._runner.worker
         if not request.plan.private and not request.method.client_state:
             return {}

@@ -1,4 +1,4 @@
-"""Several runs of one shape in one process, advancing together.
+"""Train several runs of the same shape concurrently in one process.
 
 Each has its own server, folder and clients, but their clients train in one stacked step. A run
 writes the same results as it does alone.
@@ -29,8 +29,8 @@ CLIENTS = 100  # of all runs together
 
 
 class WorkerPool:
-    """What runs of one shape share in a process, and the next ones reuse: the data on the device, a worker
-    for each of the concurrent runs, and the recorded steps."""
+    """Objects that runs of one shape share in a process: the data on the device, a worker for each concurrent
+    run, and the captured steps."""
 
     def __init__(self, corpus: Corpus, runs: int) -> None:
         self.corpus = corpus
@@ -75,7 +75,7 @@ def run_concurrently(
 ) -> list[Summary | BaseException]:
     """Train all to the end: the summary of each, or its error. If one fails, the others continue.
 
-    `within` surrounds each run, and sees how it ends.
+    `within`: a context manager around each run, which gets its outcome.
     """
     found: list[Summary | BaseException] = []
     size = pool.stack.runs
@@ -133,7 +133,8 @@ def _run(
 def _train(
     waiting: Sequence[ThreadCoroutine[Summary]], stack: Stack
 ) -> list[tuple[ThreadCoroutine[Summary], Any]]:
-    """Do the work that each run requested. Work of one kind is trained together, even of different rounds."""
+    """Do the work that each run requested. Work of one kind is trained together, even from different
+    rounds."""
     kinds: dict[Any, list[ThreadCoroutine[Summary]]] = {}
     for run in waiting:
         kinds.setdefault(run.requested.request.kind, []).append(run)

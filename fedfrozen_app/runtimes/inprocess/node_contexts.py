@@ -1,8 +1,7 @@
-"""Flower's contexts of the nodes in this process, made when a client is first asked.
+"""Flower's contexts of the nodes in this process, created at a client's first message.
 
-What clients keep for themselves stays in memory up to a limit. Beyond it all of it is written to the run's
-folder (files/client_segments.py), and the clients that were asked longest ago are read back when they are
-drawn again.
+Clients' kept state is in memory up to a limit. Beyond it everything is written to the run's folder
+(files/client_segments.py), and the least recently used clients are read back when they are drawn again.
 """
 
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -20,16 +19,16 @@ IDLE = 10_000  # contexts that hold nothing; more of them are dropped
 
 
 class NodeContexts(MutableMapping[int, Context]):
-    """By node id, for partitions 0 to `num_partitions` - 1. One that was never asked for, or that holds
-    nothing, can be made again: only clients with a state of their own take memory."""
+    """Contexts by node id, for partitions 0 to `num_partitions` - 1. Unused or empty ones can be recreated:
+    only clients with state take memory."""
 
     def __init__(self, num_partitions: int, run_config: dict[str, str]) -> None:
         self._count, self._run_config = num_partitions, run_config
-        self._made: dict[int, Context] = {}  # those asked longest ago come first
+        self._made: dict[int, Context] = {}  # least recently used first
         self._segments: ClientSegments | None = None
         self._limit = 0
         self._asked: set[int] = set()  # since the sizes were last added up
-        self._sizes: dict[int, int] = {}  # bytes of what clients keep, of contexts in memory
+        self._sizes: dict[int, int] = {}  # bytes of kept state, of contexts in memory
         self._written: dict[int, ArrayRecord] = {}  # of these, what the segments have of them
 
     def __getitem__(self, node: int) -> Context:
@@ -65,7 +64,7 @@ class NodeContexts(MutableMapping[int, Context]):
     # What clients keep ----------------------------------------------------------------------------------
 
     def spill_to(self, segments: ClientSegments, limit_bytes: int) -> None:
-        """Keep at most so much of it in memory between two rounds, and the rest there."""
+        """Keep at most `limit_bytes` of state in memory between two rounds, and the rest in `segments`."""
         self._segments, self._limit = segments, limit_bytes
 
     @property
@@ -73,7 +72,7 @@ class NodeContexts(MutableMapping[int, Context]):
         return self._segments is not None and len(self._segments) > 0
 
     def states(self) -> dict[int, dict[str, Tensor]]:
-        """Of each partition, what its client keeps; of those in memory."""
+        """The kept arrays of each partition's client, of contexts in memory."""
         return {node - 1: to_tensors(record) for node in sorted(self._made) if (record := self._kept(node))}
 
     def restore(self, states: Mapping[int, Mapping[str, Tensor]]) -> None:
@@ -82,8 +81,8 @@ class NodeContexts(MutableMapping[int, Context]):
                 self[partition + 1].state[PRIVATE] = to_record(arrays, local=True)
 
     def trim(self) -> None:
-        """Between two rounds, when no client is at work: drop contexts that hold nothing; and where clients
-        keep too much for the memory, write it and drop half of it."""
+        """Between two rounds, when no client is busy: drop empty contexts; if clients' state exceeds the
+        memory limit, write it and drop half of it."""
         self._add_up()
         if len(self._made) - len(self._sizes) >= IDLE:
             self._made = {node: context for node, context in self._made.items() if len(context.state)}
@@ -100,7 +99,7 @@ class NodeContexts(MutableMapping[int, Context]):
                 del self._made[node]
 
     def write_changed(self) -> None:
-        """A segment with the clients whose arrays are not in one yet."""
+        """Write a segment with the clients whose arrays are in none yet."""
         assert self._segments is not None
         self._add_up()
         new = {node: self._kept(node) for node in self._sizes}

@@ -63,7 +63,7 @@ class PrivateGrid(InProcessGrid):
         }
         try:
             return self._replies(messages, coroutines)
-        finally:  # a traceback that is kept would hold them where they stopped, with their records locked
+        finally:  # a stored traceback would keep them suspended, with their records locked
             for coroutine in coroutines.values():
                 coroutine.close()
 
@@ -87,7 +87,7 @@ class PrivateGrid(InProcessGrid):
     def _charge(
         self, messages: Mapping[str, Message], coroutines: Mapping[str, ClientCoroutine[Message]]
     ) -> dict[str, Any]:
-        """Run each client until its steps are due, having charged its privacy budget; or its reply."""
+        """Run each client until its steps, after charging its privacy budget, or until its reply."""
         found: dict[str, Any] = {
             number: self._advance(messages[number], coroutine.__next__)
             for number, coroutine in coroutines.items()

@@ -42,7 +42,7 @@ from fedfrozen_app.server.sampling import cohort_size, draw_cohort
 log = logging.getLogger(__name__)
 MakeRunner = Callable[[Worker, Sequence[str]], CohortRunner]  # from a worker and a typical cohort
 MakeGrid = Callable[[Worker, int, dict[str, str]], InProcessGrid]  # from a worker, clients and settings
-STATES_IN_MEMORY = 1 << 30  # bytes that clients keep for themselves; of more, the rest is on disk
+STATES_IN_MEMORY = 1 << 30  # bytes of clients' kept state in memory; the rest is on disk
 SMALL_MODEL = 100_000  # parameters; measured on two cores, where stacking wins below and loses above
 PRIVATE_BLOCK = 50  # clients whose private replies may be in memory at once
 
@@ -68,7 +68,7 @@ def run_with(
     make_cohort_runner: MakeRunner | None = None,
     make_grid: MakeGrid | None = None,
 ) -> dict[str, Any]:
-    """The same with a worker that is ready for this job.
+    """Run the job with a worker that is ready for it.
 
     `make_cohort_runner` makes it one of several concurrent runs (concurrent_runs.py). `make_grid` replaces
     the grid whose clients live in this process.
@@ -108,7 +108,7 @@ def run_with(
 
 @contextmanager
 def _ended(grid: InProcessGrid, worker: Worker) -> Iterator[None]:
-    """On exit, wait for what clients write, and drop noise that was drawn for a round that never came."""
+    """On exit, wait for clients' writes, and drop noise drawn for a round that did not take place."""
     try:
         yield
     finally:
@@ -132,7 +132,7 @@ def tuned_for_size(worker: Worker) -> Iterator[None]:
     """One thread, and on ARM no oneDNN, for a very small Transformer on a CPU.
 
     A second thread mostly waits there, and oneDNN takes longer to set up a product than to compute it. Only
-    where the configuration leaves the runner and the threads open.
+    if the configuration sets neither the runner nor the threads.
     """
     runtime, threads = worker.config.runtime, torch.get_num_threads()
     attends = any(role.kind in KERNEL for role in worker.roles.values())
@@ -156,7 +156,7 @@ def is_small(worker: Worker) -> bool:
 def wants_cohort(worker: Worker) -> bool:
     """Whether to use the cohort runner, which does not support gradient checkpointing.
 
-    With `auto` it is used where a client's step is mostly overhead: on a GPU, and on a CPU with a very
+    With `auto` it is used if a client's step is mostly overhead: on a GPU, and on a CPU with a very
     small model.
     """
     if worker.config.model.gradient_checkpointing:
@@ -175,7 +175,7 @@ def grid_here(
         log.info("Clients train together on %s (the cohort runner).", worker.device)
         clients = Numbered(num_clients, frozenset(excluded_clients(config)))
         typical = draw_cohort(clients, typical_share(config, len(clients)), config.seed, 1)
-        # Pacing's event queue decides as it goes, and a Ray worker trains parts of cohorts.
+        # Pacing's event queue decides cohorts during the run, and a Ray worker trains parts of cohorts.
         known = config.pacing.name == "synchronous" and config.runtime.name == "inprocess"
         expected = nobody if not known else partial(draw_cohort, clients, config.participation, config.seed)
         if make_cohort_runner is not None:
@@ -192,7 +192,7 @@ def grid_here(
         reason = private_stack.cannot_stack(worker)
         if reason is None:
             log.info("Clients take their private steps together on %s.", worker.device)
-            worker.per_client_kernels.begin()  # before the first step asks for them
+            worker.per_client_kernels.begin()  # before the first step needs them
             most = config.runtime.max_block or PRIVATE_BLOCK
             steps = private_stack.take_steps
             return PrivateGrid(handle_train, steps, most, client_app.app, num_clients, settings)
@@ -206,7 +206,7 @@ def nobody(server_round: int) -> list[str]:
 
 
 def typical_share(config: Config, clients: int) -> float:
-    """The share of the clients that usually start from one version of the model."""
+    """The usual share of clients that start from the same version of the model."""
     share, pacing = config.participation, config.pacing
     if pacing.name != "buffered":
         return share

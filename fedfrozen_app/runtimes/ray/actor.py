@@ -1,7 +1,6 @@
 """A Ray actor that holds data and model for a whole run.
 
-Nothing heavy is imported here: an actor says at once that it has found room, and then loads for as long as it
-takes.
+Nothing heavy is imported here: an actor reports its placement at once, and then loads model and data.
 """
 
 import os
@@ -22,16 +21,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Ready:
-    """What a worker says of itself once it has loaded model and data; or why it cannot take part."""
+    """A worker's report after loading model and data, or why it cannot take part."""
 
     device: str = ""
-    data: str = ""  # digest of what the clients' data are
+    data: str = ""  # digest of the clients' data
     user_error: str = ""
 
 
 class TrainingActor:
-    """The process of one worker. It returns errors that people can mend as sentences: Ray would wrap them
-    into a traceback."""
+    """The process of one worker. It returns user errors as sentences: Ray would wrap them into a
+    traceback."""
 
     def __init__(self) -> None:
         self._trainer: Any = None

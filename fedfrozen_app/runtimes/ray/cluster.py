@@ -1,7 +1,7 @@
 """Connect to Ray, and find out how many workers have room there.
 
 Ray's own messages for a wrong address come after minutes, and those for missing resources never: a worker
-without room waits in silence. Both are checked here first.
+without room waits silently. Both are checked here first.
 """
 
 import logging
@@ -30,7 +30,7 @@ START = "start one with `ray start --head`, or leave runtime.address out, which 
 
 @dataclass(frozen=True)
 class Room:
-    """What a worker needs, and how many the cluster has room for now."""
+    """The resources of a worker, and how many workers fit on the cluster now."""
 
     cpus: int
     gpus: float
@@ -49,10 +49,10 @@ def connect_to_ray(config: Config) -> None:
     if ray.is_initialized():
         return
     unlogged: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage statistics
     with own_signals():
         if address is None:
-            add_to_path(sys.path)  # its workers import this package from wherever this process does
+            add_to_path(sys.path)  # workers import this package from the same path as this process
             start_here(unlogged)
             return
         try:
@@ -68,7 +68,7 @@ def start_here(unlogged: dict[str, Any]) -> None:
         try:
             ray.init("local", include_dashboard=False, **unlogged)
             return
-        except Exception as error:  # Ray has no class of its own for it
+        except Exception as error:  # Ray raises no specific class
             ray.shutdown()
             if attempt == ATTEMPTS:
                 raise RunFailed(
@@ -80,7 +80,7 @@ def start_here(unlogged: dict[str, Any]) -> None:
 
 @contextmanager
 def own_signals() -> Iterator[None]:
-    """Ray takes over SIGTERM, by which a scheduler ends a run: on exit, our handler is back."""
+    """On exit, restore our handler of SIGTERM, by which a scheduler ends a run: Ray replaces it."""
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -121,7 +121,7 @@ def head_of_this_machine() -> str:
 
 
 def room_for(config: Config) -> Room:
-    """What one worker takes, and how many fit; a `UserError` if none does."""
+    """The resources of one worker, and how many fit; a `UserError` if none does."""
     runtime = config.runtime
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus_there = sum(node.get("GPU", 0) for node in nodes)

@@ -29,7 +29,7 @@ def load_trainer(setup: RunSetup) -> PartTrainer:
             f"The worker on {os.uname().nodename} was given a GPU by Ray, and torch sees none there: install "
             "a build of torch for its driver, or set runtime.gpus_per_worker=0."
         )
-    if 0 < setup.gpus < 1:  # what a worker takes must not depend on how quick the others are
+    if 0 < setup.gpus < 1:  # a worker's memory must not depend on how fast the others are
         torch.cuda.set_per_process_memory_fraction(setup.gpus)
     corpus = load_corpus(config)
     shares = share_out(corpus, config, setup.clients)
@@ -37,7 +37,7 @@ def load_trainer(setup: RunSetup) -> PartTrainer:
 
 
 def data_digest(worker: Worker) -> str:
-    """Of how the data are read, how many rows there are, and which of them the first clients have."""
+    """Digest of the data format, the number of rows, and the first clients' rows."""
     found = hashlib.sha256(json.dumps(_plain(worker.data_spec), sort_keys=True).encode())
     found.update(str(len(worker.train_table.labels)).encode())
     partition = worker.shares.partition

@@ -1,4 +1,4 @@
-"""Named tensors, and what a client keeps, as one buffer that Ray moves between processes without copies."""
+"""Pack named tensors and clients' state into one buffer that Ray moves between processes without copies."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from torch import Tensor
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.summed import Spec
 
-ALIGN = 16  # bytes: every array starts where its type may be read
-SPEC_OF_DATA = "card"  # the record with how the run reads its data, which every worker works out itself
+ALIGN = 16  # bytes: alignment of every array
+SPEC_OF_DATA = "card"  # the record of the data spec, which every worker computes itself
 RECORDS = {"config": ConfigRecord, "metrics": MetricRecord}
 
 
 @dataclass(frozen=True)
 class Packed:
-    """The arrays' names, shapes and types, and their bytes one after another."""
+    """The arrays' names, shapes and types, and their concatenated bytes."""
 
     specs: tuple[Spec, ...]
     data: np.ndarray  # uint8
@@ -36,7 +36,7 @@ class Packed:
         return cls(specs, data.numpy())
 
     def unpack(self, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-        """Copies: what Ray hands over may not be written to."""
+        """Copies of the arrays: buffers from Ray are read-only."""
         data = torch.from_numpy(np.array(self.data)).to(device)
         found, start = {}, 0
         for spec in self.specs:
@@ -53,7 +53,7 @@ def _room(spec: Spec) -> int:
 
 
 def packed_state(state: RecordDict) -> dict[str, Any]:
-    """What a client keeps between rounds."""
+    """Pack a client's kept state."""
     found: dict[str, Any] = {}
     for name, record in state.items():
         if isinstance(record, ArrayRecord):
@@ -65,7 +65,7 @@ def packed_state(state: RecordDict) -> dict[str, Any]:
 
 
 def restore_state(state: RecordDict, packed: Mapping[str, Any]) -> None:
-    """Let a client keep this, and nothing else."""
+    """Replace a client's kept state."""
     for name in [name for name in state if name != SPEC_OF_DATA]:
         del state[name]
     for name, value in packed.items():

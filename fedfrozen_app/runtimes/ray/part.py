@@ -1,7 +1,7 @@
-"""A part of a round: the clients that one worker trains together, as it is sent and as it comes back.
+"""A part of a round: the clients that one worker trains together, as a request and as a reply.
 
-Which clients make a part depends on the cohort and on the number of parts alone, never on which worker is
-free or alive: the sums of a run are the same whoever trains a part, and whenever it is done.
+The division into parts depends only on the cohort and on the number of parts, never on which workers are free
+or alive: a run's sums do not depend on which worker trains a part, or when.
 """
 
 import heapq
@@ -15,7 +15,8 @@ from fedfrozen_app.runtimes.ray.packing import Packed
 
 
 def deal(counts: Sequence[int], parts: int) -> list[list[int]]:
-    """Places of clients with `counts` batches, by part: longest first, each where the least work is."""
+    """Divide clients with `counts` batches into parts: longest first, each into the part with the least
+    work."""
     found: list[list[int]] = [[] for _ in range(parts)]
     load = [(0, part) for part in range(parts)]
     for place in sorted(range(len(counts)), key=lambda place: -counts[place]):
@@ -29,25 +30,25 @@ def deal(counts: Sequence[int], parts: int) -> list[list[int]]:
 class ClientOrder:
     client: str
     request: int  # which of the part's requests
-    state: dict[str, Any]  # what it keeps between rounds
+    state: dict[str, Any]  # its kept state
     envelopes: str = ""  # of a masked round: its neighbours' shares
 
 
 @dataclass(frozen=True)
 class PartOrder:
-    """What a worker is asked to do. Arrays of the requests are known by their digests: `own` has those that
-    the worker may lack and no other part needs."""
+    """The work of a worker. Requests refer to arrays by digest: `own` has those that the worker may lack and
+    no other part needs."""
 
     requests: tuple[str, ...]  # their texts
     clients: tuple[ClientOrder, ...]
     own: Packed
-    sums: SumInstructions | None  # None: each reply comes back with its arrays
-    compiling: dict[str, Any] = field(default_factory=dict)  # what was decided about compiled steps
+    sums: SumInstructions | None  # None: each reply is returned with its arrays
+    compiling: dict[str, Any] = field(default_factory=dict)  # the decision about compiling steps
 
 
 @dataclass
 class ClientReply:
-    """One client's reply. Its arrays are packed, or only specified where they are in the part's sums."""
+    """One client's reply. Its arrays are packed, or only specified if they are in the part's sums."""
 
     client: str
     reply: Reply | None = None  # without its arrays; None: the client failed
@@ -70,9 +71,9 @@ class PackedSums:
 
 @dataclass
 class PartReply:
-    replies: list[ClientReply]  # in the order in which the clients were named
+    replies: list[ClientReply]  # in the order of the request's clients
     specs: list[tuple[Spec, ...]] = field(default_factory=list)
     sums: PackedSums | None = None
     compiling: dict[str, Any] = field(default_factory=dict)
     notes: list[tuple[int, str, str]] = field(default_factory=list)  # level, logger and text of warnings
-    user_error: str = ""  # a sentence for the person at the keyboard: nothing else is set then
+    user_error: str = ""  # a sentence for the user; then nothing else is set

@@ -1,4 +1,4 @@
-"""What a Ray actor does, without Ray: hold the data and the model, and train the clients of a part."""
+"""A Ray actor's work, without Ray: hold data and model, and train the clients of a part."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ LIFETIME = 3600.0  # of a message that never leaves the process: Flower wants on
 
 
 class PartTrainer:
-    """Parts are trained one after another; between them the arrays of the last one are kept."""
+    """Trains parts one after another, and keeps the arrays of the last one."""
 
     def __init__(self, worker: Worker, clients: int, settings: dict[str, str], parts: int) -> None:
         """`parts`: into how many a round is divided."""
@@ -53,8 +53,8 @@ class PartTrainer:
         self._arrays: dict[str, Tensor] = {}  # by digest
 
     def _runner(self, worker: Worker, typical: Sequence[str]) -> CohortRunner:
-        """Every worker chooses its number of slots by the same part, so that any of them may train any part
-        with the same result."""
+        """Make the runner. Every worker chooses its number of slots from the same part, so that any worker
+        can train any part with the same result."""
         return CohortRunner(worker, typical_part(worker, typical, self._parts))
 
     def train(self, order: PartOrder, common: Packed = NO_ARRAYS) -> PartReply:
@@ -143,7 +143,8 @@ class Summing:
         self._mean = RunningMean(self._model, lambda name: None, gate, equal=how.equal)
 
     def add(self, reply: Reply, request: TrainRequest) -> tuple[str | None, float | None]:
-        """Why the reply is not in the sum, or None and the norm of its update, where that is compared."""
+        """Add a reply; returns the reason if it is refused, and the norm of its update if norms are
+        compared."""
         self._mean.expect(reply.arrays)
         reply.settle()
         declared = declared_metrics(request, self._how.metric_names)
@@ -161,7 +162,7 @@ class Summing:
 def client_reply(
     client: str, message: Message, request: TrainRequest, sums: Summing | None, specs: dict[Any, int]
 ) -> ClientReply:
-    """The reply as it goes back; its arrays enter the sums where there are any."""
+    """The reply to return; adds its arrays to the sums, if any."""
     try:
         reply = read_reply(message)
     except ValueError as error:

@@ -1,8 +1,8 @@
 """The workers of a run, as Ray actors, and the parts that they are training.
 
-A part goes to the worker of the same number if that is free, else to any other. A worker that dies loses its
-part to the next free one, and another is started in its place. Workers that find no room wait until a machine
-joins the cluster.
+A part goes to the worker of the same number if that is free, else to any other. If a worker dies, the next
+free one trains its part, and a new worker is started. Workers without room wait until a machine joins the
+cluster.
 """
 
 import logging
@@ -23,9 +23,9 @@ from fedfrozen_app.runtimes.ray.part import PartReply
 from fedfrozen_app.runtimes.ray.worker_setup import RunSetup
 
 log = logging.getLogger(__name__)
-CRASHES = 3  # workers that a part, or a start, may cost: after that the cause is not the machine
+CRASHES = 3  # lost workers per part or start; more are not the machines' fault
 POLL = 1.0  # seconds
-GRACE = 10.0  # seconds, for workers to find room that Ray says there is
+GRACE = 10.0  # seconds, for workers to be placed on free resources
 
 
 @dataclass(eq=False)
@@ -45,8 +45,8 @@ class Actor:
 
     number: int
     handle: Any
-    placing: Any  # the reference of its place; None once it has found room
-    loading: Any  # the reference of `load`; None once model and data are there
+    placing: Any  # the reference of its placement; None once it is placed
+    loading: Any  # the reference of `load`; None once model and data are loaded
     place: Place | None = None
     ready: Ready | None = None
     part: Part | None = None
@@ -62,8 +62,8 @@ class Actor:
 class ActorPool:
     setup: RunSetup
     room: Room
-    data: str  # digest of the server's data: a worker with others may not take part
-    patience: float  # seconds in which no worker finds room
+    data: str  # digest of the server's data, which workers must match
+    patience: float  # seconds without any placed worker until an error
     actors: list[Actor] = field(default_factory=list)
     _queue: list[Part] = field(default_factory=list)
     _failed_starts: int = 0
@@ -79,7 +79,7 @@ class ActorPool:
             self._advance()
 
     def _may_begin(self, expected: int, waited: float) -> bool:
-        """Whether as many workers are ready as have room; others of the cluster may have taken some of it."""
+        """Whether all workers with room are ready; other users of the cluster may have taken resources."""
         ready = sum(one.ready is not None for one in self.actors)
         loading = sum(one.placing is None for one in self.actors) - ready
         return ready >= expected or (ready > 0 and not loading and waited > GRACE)
@@ -93,7 +93,7 @@ class ActorPool:
         return Actor(number, actor, actor.place.remote(), actor.load.remote(self.setup))
 
     def store(self, packed: Packed) -> Any:
-        """Into Ray's object store: one copy for all workers of a machine."""
+        """Put arrays into Ray's object store: one copy for all workers of a machine."""
         try:
             return ray.put(packed)
         except (ObjectStoreFullError, OutOfDiskError) as error:
@@ -175,7 +175,7 @@ class ActorPool:
         log.info("Worker %d of %d trains on %s.", actor.number + 1, self.setup.parts, ready.device)
 
     def _lost(self, actor: Actor, error: RayError) -> None:
-        """Start another worker in its place, and give its part to the next that is free."""
+        """Replace a lost worker, and give its part to the next free one."""
         part = actor.part
         if part is None:
             self._failed_starts += 1
@@ -202,7 +202,7 @@ class ActorPool:
         return f"Ray worker {actor.number + 1}{place}"
 
     def close(self) -> None:
-        """End the workers. Parts that nobody waits for are dropped."""
+        """End the workers, and drop pending parts."""
         for actor in self.actors:
             ray.kill(actor.handle)
         self.actors = []

@@ -1,4 +1,4 @@
-"""A grid whose clients train in parts on Ray actors. What clients keep lives here, between their rounds."""
+"""A grid whose clients train in parts on Ray actors. Clients' kept state is stored here between rounds."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class SentPart:
-    """A part on its way: its messages by client, in the order in which their replies are read."""
+    """A part in flight: its messages by client, in the order in which their replies are read."""
 
     part: Part
     messages: dict[str, Message]
@@ -49,7 +49,7 @@ class Needed:
         self.arrays |= {request.base[name]: value for name, value in base.items()}
 
     def stored(self, wanted: frozenset[str]) -> Any:
-        """These arrays, stored once for all workers that lack the same."""
+        """Store these arrays once for all workers that lack the same."""
         if wanted not in self._stored:
             self._stored[wanted] = self.store(self.packed(wanted))
         return self._stored[wanted]
@@ -76,7 +76,7 @@ class RayGrid(InProcessGrid):
         self._ready: dict[str, Message] = {}
 
     def sum_replies(self, how: SumInstructions | None) -> None:
-        """How the replies to the next train messages are summed. None: each one comes with its arrays."""
+        """Set how replies to the next train messages are summed. None: each has its arrays."""
         self._how = how
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
@@ -87,7 +87,7 @@ class RayGrid(InProcessGrid):
         return sent
 
     def schedule(self, message_ids: Sequence[str]) -> list[list[str]]:
-        """The order in which replies are read: part by part, whichever is done first."""
+        """The order in which replies are read: part by part, in the order of completion."""
         wanted, blocks = set(message_ids), []
         for part in dict.fromkeys(map(id, (self._sent[i] for i in message_ids if i in self._sent))):
             block = [i for i, sent in self._sent.items() if id(sent) == part and i in wanted]
@@ -138,7 +138,7 @@ class RayGrid(InProcessGrid):
                 self._send_part(part, [asked[place] for place in places], how, needed)
 
     def _complete(self, message: Message, needed: Needed) -> tuple[TrainRequest, list[str]]:
-        """The request of a message, and what the client lacks of its base."""
+        """The request of a message, and the arrays of its base that the client lacks."""
         request, arrays = read_train(message)
         home = held_at_home(self.contexts[message.metadata.dst_node_id], request, arrays)
         cache = self._worker.cache_of(self._client(message))
@@ -183,7 +183,7 @@ class RayGrid(InProcessGrid):
     # Replies -------------------------------------------------------------------------------------------
 
     def _read(self, sent: SentPart) -> None:
-        """Wait for a part, note what its clients keep, and make their replies."""
+        """Wait for a part, store its clients' state, and create their replies."""
         reply = self._pool.wait(sent.part)
         for level, name, text in reply.notes:
             logging.getLogger(name).log(level, "%s", text)
@@ -202,7 +202,7 @@ class RayGrid(InProcessGrid):
     def _summed_part(self, reply: PartReply) -> SummedPart | None:
         if reply.sums is None:
             return None
-        # Replies without sums, such as errors, are never asked about.
+        # Replies without sums, such as errors, are never queried.
         return SummedPart(
             unpacked_sums(reply.sums, self._worker.device),
             [one.refused if one.specs is not None else "is not in the sum" for one in reply.replies],

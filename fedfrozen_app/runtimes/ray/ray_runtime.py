@@ -20,7 +20,7 @@ from fedfrozen_app.runtimes.ray.ray_grid import RayGrid
 from fedfrozen_app.runtimes.ray.worker_setup import RunSetup
 
 log = logging.getLogger(__name__)
-HANDED_ON = (own_objects.PLACE, own_objects.DIGEST)  # of the environment, also on other machines
+HANDED_ON = (own_objects.PLACE, own_objects.DIGEST)  # environment variables passed on to other machines
 
 
 def run_on_ray(job: Job) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def ray_grid(
     parts = job.config.runtime.workers or room.fitting
     config = job.composed.with_absolute_paths().config
     environment = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
-    # Workers may have another working directory: there private clients look for their records.
+    # Absolute paths: workers may have another working directory, and private clients need their records.
     settings = settings | {"output-dir": str(job.folder.resolve())}
     setup = RunSetup(config, clients, settings, parts, room.gpus, environment)
     log.info("Clients train on %s of Ray (%s).", counted(parts, "worker"), room.size)

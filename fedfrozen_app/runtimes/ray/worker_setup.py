@@ -1,4 +1,4 @@
-"""What a Ray worker is sent before it loads anything. Nothing heavy is imported here."""
+"""The setup sent to a Ray worker before it loads anything. Imports nothing heavy."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +14,6 @@ class RunSetup:
     config: "Config"
     clients: int
     settings: dict[str, str]  # of the clients' Flower contexts
-    parts: int  # into how many a round is divided
+    parts: int  # number of parts of a round
     gpus: float  # of the worker: below 1, it shares the GPU with others
     environment: dict[str, str]

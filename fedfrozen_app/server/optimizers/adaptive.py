@@ -1,11 +1,11 @@
-"""What the adaptive server optimisers share: Reddi et al., Adaptive Federated Optimization, arXiv 2003.00295.
+"""Base of the adaptive server optimisers: Reddi et al., Adaptive Federated Optimization, arXiv 2003.00295.
 
 The mean update Δ̄ stands for the negative gradient. In float arithmetic of the model's own type, name by name:
 
     m ← β₁ m + (1 − β₁) Δ̄        v ← the method's own        w ← w + ηₛ m / (√v + τ)
 
-A name's moments begin at zero when it is first sent, and again when it is unfrozen. docs/strategies.md says
-where the defaults come from.
+A name's moments start at zero when it is first sent, and again when it is unfrozen. docs/strategies.md
+explains the defaults.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class CorrectedSettings(Settings):
 
 
 class Adaptive(optimizer.ServerOptimizer):
-    """Defines `second_moment`."""
+    """Base class: subclasses define `second_moment`."""
 
     Settings = Settings
 
@@ -75,7 +75,7 @@ class Adaptive(optimizer.ServerOptimizer):
 
 
 class Corrected(Adaptive):
-    """An optimiser whose moments may be corrected for their start."""
+    """An optimiser with optional bias correction of its moments."""
 
     Settings = CorrectedSettings
 
