@@ -203,7 +203,7 @@ def _phase_steps(
 
 
 def clip_gradients(trained: Mapping[str, Tensor], clip: float) -> None:
-    """Clip the gradients of the trained arrays. Each namespace is clipped separately: trainable state does not
-    shorten the parameters' step."""
+    """Clip the gradients of the trained arrays. Each namespace is clipped separately: trainable state does
+    not shorten the parameters' step."""
     for part in [parameters_in(trained), *by_namespace(trained).values()]:
         torch.nn.utils.clip_grad_norm_(part.values(), clip)
