@@ -52,8 +52,8 @@ IN_ORDER = {
 }
 # By ServerApp: the phase in which it is killed, at which of its passages in that process.
 SERVER_KILLS = (
-    *(("plan", 4), ("asked", 3), ("sent", 2), ("reply", 3), ("sum", 2), ("step", 2), ("tensors", 2)),
-    *(("flush", 4), ("reply", 1), ("asked", 1), ("sent", 1), ("step", 1), ("file", 9), ("flush", 2)),
+    *(("reply", 3), ("request", 3), ("asked", 3), ("sent", 2), ("sum", 2), ("step", 2), ("tensors", 2)),
+    *(("flush", 4), ("reply", 1), ("sent", 1), ("step", 1), ("file", 9)),
 )
 PLAIN_SITES = {
     "north": [State.PREPARED, State.STORED],

@@ -16,11 +16,9 @@ from pathlib import Path
 PLAN = json.loads(os.environ.get("KILLED_SERVER", "{}"))
 # By module: what is watched there, as NAME or CLASS.NAME, its phase, and whether that is before or after it.
 PHASES = {
-    "fedfrozen_app.server.base": [
-        ("PlannedFedAvg.plan", "plan", "before"),
-        ("close_round", "step", "before"),
-    ],
+    "fedfrozen_app.server.base": [("close_round", "step", "before")],
     "fedfrozen_app.server.flights": [
+        ("Flights.send", "request", "before"),
         ("Flights._push", "asked", "before"),  # who is asked is on the disk, and no request has left
         ("Flights._push", "sent", "after"),
         ("Flights._read", "reply", "before"),  # Flower has delivered it and keeps it no more
