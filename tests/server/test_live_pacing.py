@@ -53,7 +53,7 @@ def replayed(train, monkeypatch, live, *words):
         return Replay(config, seed, participation, rows=live.rows)
 
     monkeypatch.setattr(virtual_time, "make_pacer", make)
-    return train("clock=profiles", "pacing=buffered", "strategy.warmup_rounds=1", *words, folder="replayed")
+    return train("clock=profiles", "pacing=buffered", *words, folder="replayed")
 
 
 def test_a_slow_node_holds_nobody_up_and_its_reply_counts_late(tmp_path, train, monkeypatch):
@@ -64,7 +64,7 @@ def test_a_slow_node_holds_nobody_up_and_its_reply_counts_late(tmp_path, train, 
     assert {client for client, _ in ages} == {"0", "1", "2"} and len(live.rows) == 6
     assert all(len(row["pacing"]["used"]) == 2 and row["clients_failed"] == 0 for row in live.rows[1:])
     # The same order of arrival in one process and virtual time gives the same bits.
-    same = replayed(train, monkeypatch, live, "num_rounds=5")
+    same = replayed(train, monkeypatch, live, "strategy.warmup_rounds=1", "num_rounds=5")
     assert same_bits(live.model, same.model)
     for one, other in zip(live.rows[1:], same.rows[1:], strict=True):
         for key in ("clients", "train_loss", "staleness_mean", "bytes_up", "test_accuracy"):

@@ -5,7 +5,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import RDPAccountant as OpacusRdp
 
-from fedfrozen_app.privacy.budget import BudgetFile
+from fedfrozen_app.privacy.budget import Budget, BudgetFile
 from fedfrozen_app.sites.audit_log import read_audit
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.site_budget import SiteBudget
@@ -27,14 +27,28 @@ def check_budget(kit: Kit, steps: int, epsilon: float | None = None) -> float:
     requests = len(requests_trained(kit))
     (entry,) = SiteBudget(kit.var / "state" / "budget.json").charged().values()
     assert len(entry["rounds"]) == requests
+    budget = budget_of(kit)
+    assert budget.rounds == requests
+    assert sum(step.times for step in budget.steps) == steps * requests
+    spent = epsilon_of_requests(kit, steps)
+    assert epsilon is None or epsilon == pytest.approx(spent, rel=0.01)
+    return spent
+
+
+def budget_of(kit: Kit) -> Budget:
+    """The client's own record, of the only run."""
     (folder,) = (kit.var / "state").glob("*/*/privacy")
     budget = BudgetFile(folder, kit.name).read()
-    assert budget is not None and budget.rounds == requests
-    assert sum(step.times for step in budget.steps) == steps * requests
+    assert budget is not None
+    return budget
+
+
+def epsilon_of_requests(kit: Kit, steps: int, requests: int | None = None) -> float:
+    """Of its first so many requests, of so many steps each; None: of all that it trained for."""
+    budget = budget_of(kit)
+    requests = budget.rounds if requests is None else requests
     (paid,) = {(step.noise, step.rate) for step in budget.steps}
     accountant = RdpAccountant(OpacusRdp.DEFAULT_ALPHAS)
     event = PoissonSampledDpEvent(paid[1], GaussianDpEvent(paid[0]))
     accountant.compose(SelfComposedDpEvent(event, steps * requests))
-    spent = float(accountant.get_epsilon(budget.delta))
-    assert epsilon is None or epsilon == pytest.approx(spent, rel=0.01)
-    return spent
+    return float(accountant.get_epsilon(budget.delta))
