@@ -19,7 +19,7 @@ from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.desk.budget_chart import budget_chart
 from fedfrozen_app.desk.catalogue import Texts
 from fedfrozen_app.desk.counting import Counts
-from fedfrozen_app.desk.foreign_words import grouped, outside, short
+from fedfrozen_app.desk.foreign_words import grouped, number, outside, short
 from fedfrozen_app.desk.gate import Gate, field_of
 from fedfrozen_app.desk.proposal_page import Site, summary, values_of, with_verdict
 from fedfrozen_app.desk.session import Session
@@ -57,6 +57,7 @@ def templates(texts: Texts, base: str) -> Environment:
     found.filters |= {
         "outside": outside,
         "grouped": grouped,
+        "number": number,
         "short": short,
         "bytes": human_bytes,
         "time": clock,

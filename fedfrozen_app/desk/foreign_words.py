@@ -14,6 +14,7 @@ from fedfrozen_app.core.formatting import printable
 MOST = 300  # characters
 DIGEST = re.compile("[0-9a-f]{64}")
 PLAIN = ("LATIN", "DIGIT")
+NUMBER = re.compile(r"[0-9.e+-]{1,24}")  # 1e-06 is one word: a narrow window must not break it
 
 
 def outside(value: object, most: int = MOST) -> Markup:
@@ -22,10 +23,16 @@ def outside(value: object, most: int = MOST) -> Markup:
     text = printable(stacked(whole[:most]))
     if len(whole) > most:
         text += f" (and {len(whole) - most} more characters)"
-    found = Markup('<bdi class="outside">{}</bdi>').format(text)
+    kind = "number" if NUMBER.fullmatch(text) else "outside"
+    found = Markup('<bdi class="{}">{}</bdi>').format(kind, text)
     if names := strange_scripts(text):
         found += Markup(' <small class="warn">({})</small>').format(", ".join(names))
     return found
+
+
+def number(value: float) -> Markup:
+    """For a template: `{{ delta | number }}`."""
+    return outside(f"{value:g}")
 
 
 def strange_scripts(text: str) -> list[str]:

@@ -23,6 +23,8 @@ COLUMNS = (
     *("text_column", "image_column", "prompt_column", "answer_column", "label_column"),
     *("time_column", "event_column", "unit_column"),
 )
+NAME = "run.id"  # which the title and the list of what differs name
+NOISE = ("privacy.epsilon", "privacy.delta", "privacy.unit", "privacy.unit_column")
 TABLE = "table.columns"  # in the list of changes: the names alone, before their levels and scales
 
 
@@ -86,7 +88,7 @@ def with_verdict(site: Site, asked: Asked) -> dict[str, Any]:
 def values_of(site: Site, asked: Asked, counts: Counts) -> dict[str, Any]:
     """All values that the template shows for one proposal."""
     found = summary(site, asked)
-    found |= {"badges": dict(found), "findings": [], "refused": [], "open": []}
+    found |= {"findings": [], "refused": [], "open": []}
     proposal = asked.proposal
     if proposal is None:
         return found
@@ -106,8 +108,9 @@ def values_of(site: Site, asked: Asked, counts: Counts) -> dict[str, Any]:
         "findings": findings,
         "refused": [one for one in findings if one.problem is not None],
         "open": [one for one in findings if not one.known],
+        "fine": [one for one in findings if one.known and one.problem is None],
         "cost": cost_of(site, proposal, view),
-        "parts_of_model": [] if survey is None else parts_of(survey, site.policy),
+        "parts_of_model": [] if survey is None else parts_of(survey),
         "diff": diff_of(site, asked),
         "all_values": [(key, shown(value)) for key, value in flatten(proposal.plain).items()],
         "noise_in_sum": isinstance(proposal, Proposal) and is_noise_in_sum(proposal),
@@ -127,12 +130,10 @@ def table_columns(proposal: Any, policy: Policy) -> list[tuple[str, bool]]:
     return [] if table is None else [(name, name in policy.forbidden_columns) for name in table.columns]
 
 
-def parts_of(survey: Survey, policy: Policy) -> list[tuple[str, int, float, bool]]:
-    """(role, bytes, share of the largest, whether the policy allows it to leave)."""
+def parts_of(survey: Survey) -> list[tuple[str, int, float]]:
+    """(role, bytes, share of the largest)."""
     largest = max(survey.by_role.values(), default=0) or 1
-    return [
-        (role, size, size / largest, role in policy.upload_roles) for role, size in survey.by_role.items()
-    ]
+    return [(role, size, size / largest) for role, size in survey.by_role.items()]
 
 
 def cost_of(site: Site, proposal: Any, view: View | None) -> dict[str, Any]:
@@ -160,12 +161,23 @@ def diff_of(site: Site, asked: Asked) -> dict[str, Any] | None:
     before = last_approved(site.approvals, asked)
     if before is None or before.proposal is None or asked.proposal is None:
         return None
-    decision = site.approvals.decision(before.hash)
+    old, new = before.proposal.plain, asked.proposal.plain
+    rows = [one for one in diff_rows(old, new) if one[0] != NAME]
+    implied = implied_keys(old, new)
     return {
         "run": name_of(before),
-        "time": "" if decision is None else decision.time,
-        "rows": diff_rows(before.proposal.plain, asked.proposal.plain),
+        "rows": [one for one in rows if one[0] not in implied],
+        "implied": [one for one in rows if one[0] in implied],
     }
+
+
+def implied_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    """Differences that follow from others: how a column is read that is new or gone, and the settings of the
+    noise where there is none."""
+    old, new = (one.get("table", {}).get("columns", {}) for one in (before, after))
+    in_one = {name: (old | new)[name] for name in old.keys() ^ new.keys()}
+    noise = NOISE if after["privacy"]["name"] == "none" else ()
+    return {*flatten(in_one, f"{TABLE}."), *noise}
 
 
 def diff_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -1,9 +1,11 @@
 """Attacks on the data steward's page: by a page elsewhere, another account, and the server's own words."""
 
+import asyncio
 import os
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -11,10 +13,11 @@ from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.desk import session as sessions
 from fedfrozen_app.desk.catalogue import ENGLISH, read_texts
-from fedfrozen_app.desk.command import check_owner
+from fedfrozen_app.desk.command import Server, check_owner, listening
+from fedfrozen_app.desk.connections import ALL, IDLE
 from fedfrozen_app.desk.counting import Counts
-from fedfrozen_app.desk.foreign_words import outside
-from fedfrozen_app.desk.session import COOKIE
+from fedfrozen_app.desk.foreign_words import number, outside
+from fedfrozen_app.desk.session import COOKIE, Session
 from fedfrozen_app.exchange.strict import canonical, hash_of
 from fedfrozen_app.sites.approval import Approvals
 from tests.desk.steward import HOST, open_desk, put_before, words_of, write_pictures
@@ -73,6 +76,12 @@ def test_letters_that_look_like_others_are_named():
     assert "(" not in outside("Übergewicht, Größe, naïve, 12") and "(" not in outside("plain")
     assert "\\u202e" in outside("a\u202eb") and "\u0312" not in outside("Z\u0310\u0312")
     assert len(outside("x" * 10_000_000)) < 1000
+
+
+def test_a_number_is_one_word():
+    """No narrow window breaks it at its hyphen. Only short ones: a page must not become wider."""
+    assert outside("1e-06") == number(1e-6) == '<bdi class="number">1e-06</bdi>'
+    assert 'class="outside"' in outside("1" * 25) and 'class="outside"' in outside("1<b>")
 
 
 @pytest.mark.parametrize("size", [1_000_000, 10_000_000])
@@ -260,6 +269,34 @@ def test_no_address_leads_out_of_the_site(kit, browser, path):
     assert answer.status_code in (404, 403) or path.startswith("/log")
     assert "superlink" not in answer.text and "root:" not in answer.text
     assert browser.post(f"{path}/approve").status_code in (403, 404, 405)
+
+
+@pytest.mark.parametrize(
+    "begun", [b"", b"GET / HTTP/1.1\r\n", b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n"]
+)
+def test_connections_of_another_account_do_not_block_the_page(kit, begun):
+    """More than uvicorn serves, each idle or in the middle of a request."""
+    import httpx
+
+    place, session = listening(0), Session()
+    server = Server(kit, place, session, read_texts())
+    thread = threading.Thread(target=lambda: asyncio.run(server.server.serve(sockets=[place])))
+    thread.start()
+    others = []
+    try:
+        with httpx.Client(timeout=20) as client:
+            assert client.get(server.address).status_code == 200
+            for _ in range(3 * ALL):
+                others.append(socket.create_connection(place.getsockname(), timeout=20))
+                others[-1].sendall(begun)
+            page = client.get(f"http://{server.host}{session.base}/")
+            assert page.status_code == 200 and "Nothing waits" in page.text
+            assert len(server.server.server_state.connections) <= IDLE + 1
+    finally:
+        for one in others:
+            one.close()
+        server.close()
+        thread.join(20)
 
 
 def test_a_decision_that_is_none_is_refused(kit, browser):

@@ -87,7 +87,7 @@ def test_a_steward_refuses_a_bad_run_and_approves_a_good_one_by_keyboard(kit, pa
     press_on(page, "Read and decide")
     page.wait_for_selector("h1:has-text('heart-3')")
     shown = page.inner_text("main")
-    assert "NO NOISE" in shown and "Passes over the rows in each round" in shown
+    assert "NO NOISE" in shown and "Passes over the rows, each round" in shown
     focus_on(page, "reason")
     page.keyboard.type("noise is off, twice the epochs")
     page.keyboard.press("Enter")
@@ -121,8 +121,19 @@ def test_no_page_is_wider_than_a_narrow_window(kit, page):
         page.emulate_media(color_scheme="light")
         assert problems_of(page) == [], f"{path}, light"
         page.emulate_media(color_scheme="dark")
+        page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        assert problems_of(page) == [], f"{path}, with all parts open"
     page.goto(f"{base}/budget")
     assert page.locator("svg.chart circle").count() == 1
+
+
+def test_what_is_folded_opens_with_the_keyboard(kit, page):
+    proposal = put_before(kit, *PRIVATE)
+    page.goto(f"{page.url.rstrip('/')}/proposal/{proposal.hash}")
+    number = " ".join(proposal.hash[at : at + 4] for at in range(0, 64, 4))
+    assert number not in " ".join(page.inner_text("main").split())
+    press_on(page, "The number")
+    assert number in " ".join(page.inner_text("main").split())
 
 
 def test_another_page_of_this_machine_cannot_decide(kit, served, page, tmp_path):

@@ -1,5 +1,6 @@
 """What a data steward reads and decides on the page, and that it is what the command line does."""
 
+import re
 import socket
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.core.formatting import flatten
 from fedfrozen_app.desk.catalogue import read_texts
 from fedfrozen_app.desk.command import listening
-from fedfrozen_app.desk.proposal_page import diff_rows, table_columns
+from fedfrozen_app.desk.proposal_page import diff_rows, implied_keys, table_columns
 from fedfrozen_app.exchange.table_part import TablePart
 from fedfrozen_app.sites import decide
 from fedfrozen_app.sites.approval import Approvals
@@ -23,18 +24,19 @@ def test_what_waits_is_listed_and_can_be_read(kit, browser):
     assert "Nothing waits for an answer." in words_of(browser.get().text)
     proposal = put_before(kit, *PRIVATE, "num_rounds=3")
     shown = words_of(browser.get().text)
-    assert "Train fedfrozen on your data “main”, 3 rounds" in shown
+    assert "fedfrozen on your data “main”, 3 rounds" in shown
     assert "epsilon 3" in shown and "not masked" in shown
     page = browser.get(f"/proposal/{proposal.hash}")
     shown = words_of(page.text)
     for part in (
-        "Your site's rules allow this request.",
-        "The server of your federation, fl.example.org:8443.",
+        "Your rules allow this request.",
+        "The server fl.example.org:8443. Ask by telephone who sent it",
         "118 people, 120 rows",
         "5,000 of 20,000",
-        "NOT masked: the server sees the update of your site by itself.",
-        "Epsilon 3, delta 1e-06 for each example, for the whole request.",
-        "Your site has spent epsilon 0 of 8. After this request 5 would be left.",
+        f"Updates of the model, no rows: {', '.join(proposal.run.roles)};",
+        "NOT masked: the server sees your site's own update.",
+        "Epsilon 3, delta 1e-06 for each example",
+        "0 spent 3 this request 5 left of 8",
         "You have approved no run before",
         "Version of the program at the server (bundle): bbbbbbbbbbbb",
     ):
@@ -77,8 +79,9 @@ def test_the_difference_to_the_last_approved_run_is_shown(kit, browser, capsys):
     new = put_before(kit, "client.local_epochs=2", run="new", strategy__warmup_rounds=2)
     shown = words_of(browser.get(f"/proposal/{new.hash}").text)
     assert (
-        "Passes over the rows in each round client.local_epochs 1 2" in shown
-        and 'privacy.name "dp_sgd" "none"' in shown
+        "What differs from old, which you approved last" in shown
+        and "Passes over the rows, each round 1 2" in shown
+        and 'Privacy noise "dp_sgd" "none"' in shown
     )
     assert "strategy.warmup_rounds" in shown and "client.batch_size 8" not in shown.split("Every value")[0]
     assert command(["site", "show", new.hash, str(kit.folder)]) == 0
@@ -97,6 +100,36 @@ def test_columns_of_a_table_come_first_by_name_and_last_by_how_they_are_read():
         ("table.columns.age.mean", "1.0", "3.0"),
     ]
     assert diff_rows(before, before) == [] and diff_rows({"a": 1}, {"a": 2}) == [("a", "1", "2")]
+
+
+def test_only_differences_that_say_nothing_new_are_folded():
+    scale = {"mean": 1.0, "scale": 2.0}
+    before = {"privacy": {"name": "dp_sgd", "epsilon": 1.0}, "table": {"columns": {"age": scale}}}
+    columns = {"age": {"mean": 3.0, "levels": 2}, "age.x": scale}
+    after = {"privacy": {"name": "dp_sgd", "epsilon": 8.0}, "table": {"columns": columns}}
+    assert implied_keys(before, after) == {"table.columns.age.x.mean", "table.columns.age.x.scale"}
+    assert implied_keys(after, before) == implied_keys(before, after) and not implied_keys(before, before)
+    silent = after | {"privacy": {"name": "none", "epsilon": 8.0}}
+    assert "privacy.epsilon" in implied_keys(before, silent)
+    assert "privacy.name" not in implied_keys(before, silent)
+    assert "privacy.epsilon" not in implied_keys(silent, after)
+
+
+def test_a_page_leads_with_what_decides_and_folds_the_rest(kit, browser):
+    """What leaves, columns, people, epsilon and differences are not in a closed part of the page."""
+    old = put_before(kit, *PRIVATE, run="old")
+    decide.approve(kit, Approvals(kit.approvals).find(old.hash))
+    new = put_before(kit, *PRIVATE, "client.local_epochs=2", run="new")
+    page = browser.get(f"/proposal/{new.hash}").text
+    assert "<details open" not in page and page.count("<details>") == page.count("</details>")
+    shown = words_of(re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL))
+    order = (
+        *("Your rules allow this request.", "What differs from old", "Passes over the rows, each round"),
+        *("Who asks", "What leaves", "Columns", "People 118 people", "Privacy Epsilon 3", "5 left of 8"),
+        "Your answer",
+    )
+    assert [shown.index(part) for part in order] == sorted(shown.index(part) for part in order)
+    assert new.hash[:4] not in shown.split() and "Learning rate" not in shown
 
 
 def test_the_columns_of_a_table_are_shown_and_forbidden_ones_named(kit, browser, monkeypatch):
@@ -131,14 +164,16 @@ def test_the_policy_s_verdict_line_by_line(tmp_path, policy, overrides, rules, r
     proposal = put_before(kit, *overrides)
     page = open_desk(kit).get(f"/proposal/{proposal.hash}")
     shown = words_of(page.text)
-    assert "Your site's rules refuse this request." in shown and reason in shown
+    assert "Your rules refuse this request." in shown and reason in shown
     assert "your rules allow it" not in shown
     listed = words_of(open_desk(kit).get().text)  # where nothing is counted yet
     assert ("your rules refuse it" in listed) == (rules != "rows")
     texts = read_texts()
     refusing = [words_of(texts(f"rule_{rule}")) for rule in rules.split()]  # and no other rule
     found = [words_of(part) for part in page.text.split('<li class="bad">')[1:]]
-    assert all(one.startswith(f"refuses it {text}") for one, text in zip(found, refusing, strict=True))
+    assert all(one.startswith(text) for one, text in zip(found, refusing, strict=True))
+    box = page.text.split('<div class="box bad"')[1].split("</div>")[0]
+    assert box.count('<li class="bad">') == len(found) and "<details" not in page.text.split(box)[0]
 
 
 def test_what_was_refused_without_asking_is_listed_once(kit, browser):
@@ -166,7 +201,7 @@ def test_what_was_spent_counts(kit, browser):
     proposal = put_before(kit, *PRIVATE)
     shown = words_of(browser.get(f"/proposal/{proposal.hash}").text)
     assert "the run asks for epsilon 3, and 2 is left" in shown
-    assert "This request asks for more than is left." in shown
+    assert "More than is left: your limit is 8." in shown
     page = browser.get("/budget").text
     assert "Epsilon 6 of 8 is spent, 2 is left." in words_of(page)
     assert page.count("<circle") == 2 and "<script" not in page

@@ -17,6 +17,8 @@ def test_a_steward_s_first_hour_has_no_fault(chromium, tmp_path, keyboard):
     steward = trial(chromium, tmp_path, keyboard=keyboard)
     show(steward)
     assert steward.faults == []
+    # Three minutes for both decisions, of which half a minute is left to a busy machine.
+    assert sum(step.person for step in steward.decision) <= 150
     events = [
         (entry["event"], entry["what"])
         for entry in decide.decisions(Kit.read(tmp_path / "kits" / SITE))

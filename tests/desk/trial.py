@@ -1,10 +1,11 @@
 """A data steward's first hour with the page, timed: read, refuse, approve, look back, revoke, set a limit.
 
-    python -m tests.desk.trial [--keyboard] [--pictures DIR]
+    python -m tests.desk.trial [--keyboard] [--pictures DIR] [--figure docs/figures/desk.png]
 
 Prints the seconds of each step: those of the machine, and those of a person who reads every word that a page
 shows for the first time (4 words a second) and types (3 characters a second). `--keyboard` uses no mouse.
-`--pictures` keeps each page at two widths, light and dark. Exit code 1 when a page has a fault.
+`--pictures` keeps each page at two widths, light and dark, `--figure` that of the bad request for the docs.
+Exit code 1 when a page has a fault.
 """
 
 import argparse
@@ -49,10 +50,17 @@ class Steward:
     page: Any
     keyboard: bool = False
     pictures: Path | None = None
+    figure: Path | None = None
     steps: list[Step] = field(default_factory=list)
+    decided_after: int = 0  # steps, until both requests are decided
     faults: list[str] = field(default_factory=list)
     closed: bool = False
     _read: set[str] = field(default_factory=set)
+
+    @property
+    def decision(self) -> list[Step]:
+        """From the start of the command until one request is refused and one approved."""
+        return self.steps[1 : self.decided_after]
 
     @contextmanager
     def step(self, name: str) -> Iterator[Step]:
@@ -121,6 +129,10 @@ class Steward:
             if self.pictures is not None:
                 path = self.pictures / f"{name}-{width}-{scheme}.png"
                 self.page.screenshot(path=path, full_page=True)
+        if name == "bad" and self.figure is not None:
+            self.page.set_viewport_size({"width": 900, "height": 900})
+            self.page.emulate_media(color_scheme="light")
+            self.page.screenshot(path=self.figure, full_page=True)
         self.page.set_viewport_size({"width": 1280, "height": 900})
         self.page.emulate_media(color_scheme="light")
         self.page.evaluate("document.activeElement.blur()")
@@ -136,6 +148,7 @@ def work(steward: Steward, site: TrialSite, address: str) -> None:
     steward.check_looks("waiting")
     read_and_refuse(steward)
     read_and_approve(steward)
+    steward.decided_after = len(steward.steps)
     with steward.step("the server trains the approved run (no time of the steward's)"):
         site.train("run_id=heart-2", *GOOD, folder="heart-2")
     if site.ask(site.proposal("nightly", *BAD)) != "refused":
@@ -175,14 +188,12 @@ def read_and_refuse(steward: Steward) -> None:
     with steward.step("read the bad request"):
         open_request(steward, "heart-3")
         steward.read(
-            *(
-                "Your site's rules refuse this request.",
-                "reads the column postcode, which its policy forbids",
-            ),
-            "postcode (FORBIDDEN by your rules)",
-            'Columns that are read table.columns ["age", "dose", "sex"] ["age", "dose", "postcode", "sex"]',
-            *("NO NOISE", "Passes over the rows in each round client.local_epochs 1 2"),
+            *("Your rules refuse this request.", "What differs from heart-pilot"),
+            *("Columns the run reads the column postcode", "postcode (FORBIDDEN by your rules)"),
+            'Columns read ["age", "dose", "sex"] ["age", "dose", "postcode", "sex"]',
+            *('Privacy noise "dp_sgd" "none"', "NO NOISE", "Passes over the rows, each round 1 2"),
             *("it takes part in private runs only", "96 people, 96 rows", "NOT masked"),
+            "Updates of the model, no rows: head",
         )
     steward.check_looks("bad")
     with steward.step("refuse it with a reason"):
@@ -196,7 +207,11 @@ def read_and_refuse(steward: Steward) -> None:
 def read_and_approve(steward: Steward) -> None:
     with steward.step("read the good request"):
         open_request(steward, "heart-2")
-        steward.read("Your site's rules allow this request.", "spent epsilon 1 of 8", "5 would be left")
+        steward.read(
+            *("Your rules allow this request.", "What differs from heart-pilot", "96 people, 96 rows"),
+            *("Epsilon 2, delta 1e-06 for each patient", "1 spent 2 this request 5 left of 8"),
+            *("Updates of the model, no rows: head", "age, sex, dose"),
+        )
     steward.check_looks("good")
     with steward.step("approve it"):
         steward.press("Approve")
@@ -255,12 +270,19 @@ def desk_of(site: TrialSite) -> Iterator[tuple[str, float]]:
             process.kill()
 
 
-def trial(browser: Any, folder: Path, *, keyboard: bool = False, pictures: Path | None = None) -> Steward:
+def trial(
+    browser: Any,
+    folder: Path,
+    *,
+    keyboard: bool = False,
+    pictures: Path | None = None,
+    figure: Path | None = None,
+) -> Steward:
     began = time.monotonic()
     site = prepare(folder)
     first = Step("IT: set the site up; the pilot trains", time.monotonic() - began)
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    steward = Steward(context.new_page(), keyboard, pictures, [first])
+    steward = Steward(context.new_page(), keyboard, pictures, figure, [first])
     steward.page.set_default_timeout(PATIENCE)
     for kind in ("console", "pageerror"):
         steward.page.on(kind, steward.note_complaint)
@@ -276,6 +298,11 @@ def show(steward: Steward) -> None:
     print(f"{'step':<62}{'machine':>9}{'person':>9}{'words':>7}")
     for name, machine, person, words in rows:
         print(f"{name:<62}{machine:>7.1f} s{person:>7.0f} s{words:>7}")
+    both = steward.decision
+    print(
+        f"Both requests are decided after {sum(one.machine + one.person for one in both) / 60:.1f} minutes: "
+        f"{sum(one.words for one in both)} words, {sum(one.machine for one in both):.0f} s of the machine."
+    )
     total = sum(one.machine + one.person for one in steward.steps[1:]) / 60
     print(f"The steward's time: {total:.1f} minutes, reading every word once.")
     for fault in steward.faults:
@@ -291,12 +318,14 @@ def main() -> int:
     )
     parser.add_argument("--keyboard", action="store_true")
     parser.add_argument("--pictures", type=Path)
+    parser.add_argument("--figure", type=Path)
     options = parser.parse_args()
     if options.pictures is not None:
         options.pictures.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as driver, tempfile.TemporaryDirectory() as folder:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        steward = trial(browser, Path(folder), keyboard=options.keyboard, pictures=options.pictures)
+        kept = {"pictures": options.pictures, "figure": options.figure}
+        steward = trial(browser, Path(folder), keyboard=options.keyboard, **kept)
         browser.close()
     show(steward)
     return 1 if steward.faults else 0
