@@ -13,7 +13,7 @@ from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.desk.app import Desk, make_app
 from fedfrozen_app.desk.catalogue import ENGLISH, read_texts
-from fedfrozen_app.desk.connections import ALL, Connection
+from fedfrozen_app.desk.connections import Connection
 from fedfrozen_app.desk.counting import Counts
 from fedfrozen_app.desk.session import Session
 from fedfrozen_app.sites.kit import Kit
@@ -53,7 +53,6 @@ class Server:
             log_level="warning",
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=ALL,
             timeout_graceful_shutdown=3,
         )
         self.server = uvicorn.Server(config)

@@ -5,13 +5,13 @@ from itertools import count
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-IDLE = 32  # connections that wait for a request; uvicorn's limit_concurrency must be above it
-ALL = 50  # of all connections; above, an answer is 503
+IDLE = 32  # connections that wait for a request
+KNOWN = "fedfrozen.known"  # in the scope of a request of this session's browser
 
 
 class Connection(H11Protocol):
-    """A new connection closes the oldest idle one where there are too many. Who has not shown the session's
-    cookie is answered at once, so that no other account's connection is ever busy for long."""
+    """A new connection closes the oldest idle one of others where there are too many. Who does not show the
+    session's cookie is answered at once, so that no other account's connection is ever busy for long."""
 
     _numbers = count()
 
@@ -24,5 +24,7 @@ class Connection(H11Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request of it is being answered."""
-        return not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete)
+        """Whether it answers no request, and its last one was none of this session's browser."""
+        if self.transport.is_closing() or (self.scope is not None and KNOWN in self.scope):
+            return False
+        return self.cycle is None or self.cycle.response_complete

@@ -12,6 +12,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fedfrozen_app.desk.connections import KNOWN
 from fedfrozen_app.desk.session import COOKIE, Session
 
 MOST = 16 * 1024  # bytes of a form
@@ -59,6 +60,7 @@ class Gate:
             return await self.enter(scope)(scope, receive, guarded)
         if not self.session.knows(cookie_parser(headers.get("cookie", "")).get(COOKIE)):
             return await HTMLResponse(self.shut, 403)(scope, receive, guarded)
+        scope[KNOWN] = True
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return await PlainTextResponse("Another page asked for this.", 403)(scope, receive, guarded)
         if method == "POST":
@@ -85,6 +87,7 @@ class Gate:
         cookie = self.session.enter(token[0]) if scope["method"] == "GET" and len(token) == 1 else None
         if cookie is None:
             return HTMLResponse(self.shut, 403)
+        scope[KNOWN] = True
         answer = HTMLResponse(self.entered)
         answer.set_cookie(COOKIE, cookie, path=f"{self.session.base}/", httponly=True, samesite="strict")
         return answer
