@@ -10,21 +10,22 @@ KNOWN = "fedfrozen.known"  # in the scope of a request of this session's browser
 
 
 class Connection(H11Protocol):
-    """A new connection closes the oldest idle one of others where there are too many. Who does not show the
-    session's cookie is answered at once, so that no other account's connection is ever busy for long."""
+    """A new connection closes the oldest idle one if there are too many. A request without the session's cookie
+    is answered at once, so a connection of another account is never busy for long."""
 
     _numbers = count()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.number = next(self._numbers)
-        idle = sorted((one for one in self.connections if one.is_idle), key=lambda one: one.number)
+        own = (one for one in self.connections if isinstance(one, Connection))
+        idle = sorted((one for one in own if one.is_idle), key=lambda one: one.number)
         for one in idle[:-IDLE]:
             one.transport.abort()
 
     @property
     def is_idle(self) -> bool:
-        """Whether it answers no request, and its last one was none of this session's browser."""
+        """Whether it answers no request, and its last request was not from this session's browser."""
         if self.transport.is_closing() or (self.scope is not None and KNOWN in self.scope):
             return False
         return self.cycle is None or self.cycle.response_complete
