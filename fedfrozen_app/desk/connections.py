@@ -10,8 +10,8 @@ KNOWN = "fedfrozen.known"  # in the scope of a request of this session's browser
 
 
 class Connection(H11Protocol):
-    """A new connection closes the oldest idle one if there are too many. A request without the session's cookie
-    is answered at once, so a connection of another account is never busy for long."""
+    """A new connection closes the oldest idle one if there are too many. A request without the session's
+    cookie is answered at once, so a connection of another account is never busy for long."""
 
     _numbers = count()
 
