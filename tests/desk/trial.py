@@ -208,9 +208,9 @@ def read_and_approve(steward: Steward) -> None:
     with steward.step("read the good request"):
         open_request(steward, "heart-2")
         steward.read(
-            *("Your rules allow this request.", "What differs from heart-pilot", "96 people, 96 rows"),
+            *("Your rules allow this request.", "What differs from heart-pilot", "120 people, 120 rows"),
             *("Epsilon 2, delta 1e-06 for each patient", "1 spent 2 this request 5 left of 8"),
-            *("Updates of the model, no rows: head", "age, sex, dose"),
+            *("Updates of the model, no rows: head", "age, dose, sex"),
         )
     steward.check_looks("good")
     with steward.step("approve it"):
