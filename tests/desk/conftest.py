@@ -1,6 +1,9 @@
 import pytest
 
 from tests.desk.steward import make_kit, open_desk
+from tests.report.browser import chromium
+
+__all__ = ["chromium"]  # a fixture, once for all modules: one process has one Playwright
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from fedfrozen_app.sites.audit_log import AuditLog
 from fedfrozen_app.sites.site_budget import Price, SiteBudget
 from tests.desk.looks import problems_of
 from tests.desk.steward import PRIVATE, Counted, make_kit, put_before
-from tests.report.browser import chromium, sideways
+from tests.report.browser import sideways
 
-__all__ = ["chromium"]  # a fixture
 pytestmark = pytest.mark.slow
 
 

@@ -6,9 +6,7 @@ from fedfrozen_app.sites import decide
 from fedfrozen_app.sites.kit import Kit
 from tests.desk.trial import show, trial
 from tests.desk.trial_site import SITE
-from tests.report.browser import chromium
 
-__all__ = ["chromium"]  # a fixture
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 

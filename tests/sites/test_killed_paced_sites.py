@@ -60,7 +60,7 @@ PLAIN_SITES = {
     "south": [State.TRAINED, State.SENT],
     "west": [State.RECEIVED, State.LOGGED],
 }
-PLAIN_SERVER = (("reply", 4), ("sent", 2), ("step", 1))
+PLAIN_SERVER = (("reply", 7), ("sent", 2), ("step", 1))
 
 
 @dataclass
