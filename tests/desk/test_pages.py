@@ -10,6 +10,7 @@ from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.core.formatting import flatten
 from fedfrozen_app.desk.catalogue import read_texts
 from fedfrozen_app.desk.command import listening
+from fedfrozen_app.desk.counting import Count
 from fedfrozen_app.desk.proposal_page import diff_rows, implied_keys, table_columns
 from fedfrozen_app.exchange.table_part import TablePart
 from fedfrozen_app.sites import decide
@@ -17,7 +18,7 @@ from fedfrozen_app.sites.approval import Approvals
 from fedfrozen_app.sites.audit_log import AuditLog
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.site_budget import Price, SiteBudget
-from tests.desk.steward import PRIVATE, make_kit, open_desk, put_before, words_of
+from tests.desk.steward import PRIVATE, Counted, make_kit, open_desk, put_before, words_of
 
 
 def test_what_waits_is_listed_and_can_be_read(kit, browser):
@@ -113,6 +114,17 @@ def test_only_differences_that_say_nothing_new_are_folded():
     assert "privacy.epsilon" in implied_keys(before, silent)
     assert "privacy.name" not in implied_keys(before, silent)
     assert "privacy.epsilon" not in implied_keys(silent, after)
+
+
+def test_a_verdict_that_is_not_whole_says_so(kit):
+    class Counting(Counted):
+        def of(self, proposal):
+            return Count()
+
+    proposal = put_before(kit)
+    shown = words_of(open_desk(kit, counts=Counting(kit.folder)).get(f"/proposal/{proposal.hash}").text)
+    assert "As far as is known, your rules allow this request. Not known yet: Rows and people" in shown
+    assert "Your rules allow this request." not in shown and "Being counted." in shown
 
 
 def test_a_page_leads_with_what_decides_and_folds_the_rest(kit, browser):

@@ -116,7 +116,8 @@ class Steward:
     def note_complaint(self, found: Any) -> None:
         """Of the browser, while the page is open."""
         if not self.closed:
-            self.faults.append(f"the browser complains: {found}")
+            place = getattr(found, "location", {}).get("url", "")
+            self.faults.append(f"the browser complains: {found} {place}".rstrip())
 
     def check_looks(self, name: str) -> None:
         """At two widths, light and dark: faults that can be computed, and pictures for a person.
